@@ -1,0 +1,36 @@
+# Everything runs from .venv, which is made when it is missing or out of date; no environment has to be active.
+.POSIX:
+.PHONY: help setup demo test lint types schemas bench pulsar
+
+BIN = .venv/bin
+
+help: ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 10
+
+setup: .venv/.ready ## make .venv (instant when it is up to date); PYTHON=... chooses the interpreter
+
+.venv/.ready: pyproject.toml constraints.txt tools/setup.sh tools/preflight.py
+	@sh tools/setup.sh
+
+demo: .venv/.ready ## a model from DeployModel to inference, two failures survived, and the story from the log
+	@$(BIN)/magnetar demo
+
+test: .venv/.ready ## all tests; ARGS="-k name -x" goes to pytest; MAGNETAR_REQUIRE=pulsar,mlserver,triton forbids absences
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.ready ## ruff, its formatter, and the direction of imports
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/lint-imports
+
+types: .venv/.ready ## pyright, strict
+	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+schemas: .venv/.ready ## write events/schemas from the models
+	@$(BIN)/python -m magnetar_events.schemas write
+
+bench: .venv/.ready ## ratios measured in one run
+	@$(BIN)/python -m tests.bench
+
+pulsar: .venv/.ready ## fetch a real Pulsar's jars (243 MB, once) and prepare its fast start
+	@$(BIN)/python -m magnetar_common.brokers.jvm

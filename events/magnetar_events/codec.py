@@ -1,0 +1,138 @@
+"""Bytes to records and back.
+
+The writer's schema travels with each message as its CRC-64 fingerprint in the property ``avro-fingerprint``; readers
+resolve it from the schemas that ship with this package (current and past). So a reader never guesses, with or without
+a schema registry. Requests, reports and records are validated here, at the edge; the log's entries are not again.
+"""
+
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import fastavro
+from pydantic import BaseModel, ValidationError
+
+from magnetar_events import avro, schemas
+from magnetar_events.avro import UnknownKind
+
+FINGERPRINT = "avro-fingerprint"
+"""Name of the message property that holds the writer's schema's fingerprint (16 hex digits)."""
+
+R = TypeVar("R")
+
+_MAX_DEPTH_MESSAGE = "nested too deeply"
+
+
+class Undecodable(ValueError):
+    """Bytes that are not a valid message.
+
+    Attributes:
+        code: UNDECODABLE, UNKNOWN_SCHEMA, UNKNOWN_KIND, INVALID or CREDENTIAL_IN_URI.
+        field: which field is wrong, in camelCase with dots; empty if none could be read.
+        message: what is wrong with it.
+        envelope: the raw fields that could be read, or empty.
+        kind: the kind of event, if it could be read.
+    """
+
+    def __init__(
+        self, code: str, field: str, message: str, *, envelope: Mapping[str, Any] | None = None, kind: str = ""
+    ) -> None:
+        super().__init__(f"{code}: {field}: {message}" if field else f"{code}: {message}")
+        self.code = code
+        self.field = field
+        self.message = message
+        self.envelope = envelope or {}
+        self.kind = kind
+
+
+@dataclass(slots=True, frozen=True)
+class Encoded:
+    """A payload, and the properties that say how to read it."""
+
+    payload: bytes
+    properties: dict[str, str]
+
+
+class Codec(Generic[R]):
+    """Encodes and decodes one record class with the wire contract of one topic.
+
+    Args:
+        cls: pydantic model (validated on decode) or dataclass (trusted).
+        contract: name of the wire contract, e.g. ``model-events``.
+    """
+
+    def __init__(self, cls: type[R], contract: str) -> None:
+        self._cls = cls
+        self._contract = contract
+        self._current = schemas.parsed(contract)
+        self._to_wire: Callable[[R], dict[str, Any]] = avro.to_wire(cls)
+        self._from_wire: Callable[[Any], R] = avro.from_wire(cls)
+        self.fingerprint = schemas.fingerprint(contract)
+        self.properties = {FINGERPRINT: self.fingerprint}
+
+    def encode(self, record: R) -> bytes:
+        """Return the record's Avro bytes, without a header."""
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, self._current, self._to_wire(record))
+        return out.getvalue()
+
+    def decode_trusted(self, payload: bytes, fingerprint: str) -> R:
+        """Return the record without validating its values (for the log).
+
+        Raises:
+            Undecodable: not our bytes, an unknown schema or an unknown kind.
+        """
+        try:
+            return self._from_wire(self._read(payload, fingerprint))
+        except UnknownKind as error:
+            raise Undecodable("UNKNOWN_KIND", "", str(error), kind=error.kind) from error
+
+    def decode(self, payload: bytes, fingerprint: str) -> R:
+        """Return the validated record.
+
+        Raises:
+            Undecodable: says which field is wrong, and why.
+        """
+        raw = self._read(payload, fingerprint)
+        kind = ""
+        union = avro.union_field(self._cls)
+        assert issubclass(self._cls, BaseModel)  # noqa: S101 - only those are validated
+        try:
+            if union is not None:
+                field, kinds = union
+                name, body = raw[field]
+                kind = name.rpartition(".")[2]
+                if kind not in kinds:
+                    raise Undecodable("UNKNOWN_KIND", field, f"unknown kind {kind!r}", envelope=raw, kind=kind)
+                raw = {**raw, field: _validated(kinds[kind], body, f"{field}.", raw, kind)}
+            return _validated(self._cls, raw, "", raw, kind)
+        except RecursionError as error:
+            raise Undecodable("INVALID", "", _MAX_DEPTH_MESSAGE, kind=kind) from error
+
+    def _read(self, payload: bytes, fingerprint: str) -> dict[str, Any]:
+        writer = self._current if fingerprint in ("", self.fingerprint) else schemas.by_fingerprint(fingerprint)
+        if writer is None:
+            raise Undecodable("UNKNOWN_SCHEMA", "", f"no schema with fingerprint {fingerprint!r} is known")
+        source = io.BytesIO(payload)
+        try:
+            raw: Any = fastavro.schemaless_reader(
+                source, writer, None, return_record_name=True, return_record_name_override=True
+            )
+        except Exception as error:  # noqa: BLE001 - fastavro raises whatever the bytes lead it into
+            raise Undecodable(
+                "UNDECODABLE", "", f"not {self._contract} Avro: {type(error).__name__}: {error}"[:300]
+            ) from error
+        if source.tell() != len(payload):
+            raise Undecodable("UNDECODABLE", "", f"{len(payload) - source.tell()} bytes left over after the record")
+        return raw
+
+
+def _validated(cls: type, raw: Any, prefix: str, envelope: Mapping[str, Any], kind: str) -> Any:
+    try:
+        return cls.model_validate(raw)  # type: ignore[attr-defined]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = prefix + ".".join(str(part) for part in first["loc"])
+        code = "CREDENTIAL_IN_URI" if first["type"] == "credential_in_uri" else "INVALID"
+        raise Undecodable(code, field.rstrip("."), first["msg"], envelope=envelope, kind=kind) from error

@@ -1,0 +1,472 @@
+"""Facts: what became so. Only these change state, and only in ``evolve``.
+
+Facts carry outcomes (the resulting state, the bytes reserved), not instructions, so that a later change of rules does
+not rewrite the past. They are slotted classes and not validated again on replay: what is in the log was validated
+before it was appended. On the wire their fields are camelCase.
+
+A model is named by its key ``tenant/name``, a server by ``cluster/server/replica``, and a replica by (model,
+generation, server): a server holds a version at most once.
+"""
+
+from dataclasses import dataclass
+
+from magnetar_events.models import ModelSpec
+from magnetar_events.policy import Policy
+from magnetar_events.records import Device, ServiceRecord
+
+# --- leadership -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class LeaderElected:
+    """A process leads from here on.
+
+    Attributes:
+        term: one more than the previous.
+        leader: who.
+        cluster: Magnetar cluster that it leads.
+        broker: id of the broker cluster: message ids in ``handled`` compare only within it.
+        version: of the software.
+    """
+
+    term: int
+    leader: str
+    cluster: str
+    broker: str
+    version: str
+
+
+@dataclass(slots=True)
+class LeaderAlive:
+    """The leader could still append."""
+
+    term: int
+
+
+@dataclass(slots=True)
+class PolicySet:
+    """These rules are in force."""
+
+    policy: Policy
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RequestAccepted:
+    """A request was taken up; ``generation`` is the model's that answers it (0 = not of a model)."""
+
+    request: str
+    source: str
+    kind: str
+    subject: str
+    generation: int
+    actor: str
+    authtype: str
+    authverified: str
+    reason: str
+
+
+@dataclass(slots=True)
+class RequestRejected:
+    """A request changed nothing.
+
+    Attributes:
+        request: its id; empty if that could not be read.
+        source: its source; empty if that could not be read.
+        kind: of request.
+        subject: what it was about.
+        code: UNDECODABLE, UNKNOWN_KIND, INVALID, CREDENTIAL_IN_URI, GENERATION_CONFLICT, NOT_FOUND, …
+        field: which field is wrong, e.g. ``event.model.memory``.
+        message: for people.
+    """
+
+    request: str
+    source: str
+    kind: str
+    subject: str
+    code: str
+    field: str
+    message: str
+
+
+@dataclass(slots=True)
+class RequestRepeated:
+    """A client's retry: ``position`` is the entry that handled the first."""
+
+    request: str
+    source: str
+    position: int
+
+
+@dataclass(slots=True)
+class ReportIgnored:
+    """A report changed nothing: it answers an older command, or comes from a superseded agent, or is not legal."""
+
+    server: str
+    subject: str
+    code: str
+    message: str
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ModelWanted:
+    """A version of a model is wanted."""
+
+    model: str
+    generation: int
+    spec: ModelSpec
+
+
+@dataclass(slots=True)
+class ModelScaled:
+    """Another number of replicas of the wanted version is wanted."""
+
+    model: str
+    replicas: int
+    owner: str
+
+
+@dataclass(slots=True)
+class ModelUndeployed:
+    """The model is no longer wanted; whatever its servers say, it is forgotten at log time ``due`` (ms)."""
+
+    model: str
+    due: int
+
+
+@dataclass(slots=True)
+class ModelRemoved:
+    """Nothing of the model is left."""
+
+    model: str
+
+
+@dataclass(slots=True)
+class ArtifactPinned:
+    """The first digest seen of a version: every other replica must have the same."""
+
+    model: str
+    generation: int
+    digest: str
+
+
+@dataclass(slots=True)
+class VersionFailed:
+    """A version cannot be had: every place that was tried, and why.
+
+    Attributes:
+        retriable: a new server may still help; otherwise only a new version does.
+        places: ``server: code: message``.
+    """
+
+    model: str
+    generation: int
+    code: str
+    message: str
+    retriable: bool
+    places: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class VersionRevived:
+    """A version that had failed for a retriable reason is tried again."""
+
+    model: str
+    generation: int
+    reason: str
+
+
+@dataclass(slots=True)
+class VersionRetired:
+    """Nothing of an old version is left."""
+
+    model: str
+    generation: int
+
+
+@dataclass(slots=True)
+class TrafficTarget:
+    """An exact version and its weight in percent."""
+
+    generation: int
+    weight: int
+
+
+@dataclass(slots=True)
+class TrafficChanged:
+    """The model's traffic table is this one."""
+
+    model: str
+    targets: tuple[TrafficTarget, ...]
+    reason: str
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Booking:
+    """Bytes reserved for a replica on one device of its server's host."""
+
+    device: str
+    bytes: int
+
+
+@dataclass(slots=True)
+class Count:
+    """How many servers one rule turned down."""
+
+    rule: str
+    servers: int
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A server and its score (lower is better), or the rule that turned it down."""
+
+    server: str
+    score: float
+    rule: str
+
+
+@dataclass(slots=True)
+class ReplicaPlaced:
+    """A replica is to be on a server, and the memory for it is reserved: state LoadRequested.
+
+    Attributes:
+        bookings: what is reserved.
+        due: log time (ms) at which an unanswered load has failed.
+        refusals: how many servers each rule turned down.
+        best: up to five candidates, best first.
+    """
+
+    model: str
+    generation: int
+    server: str
+    bookings: tuple[Booking, ...]
+    reason: str
+    due: int
+    refusals: tuple[Count, ...]
+    best: tuple[Candidate, ...]
+
+
+@dataclass(slots=True)
+class PlacementRefused:
+    """So many replicas of the wanted version fit nowhere now. They are placed as soon as they fit.
+
+    Attributes:
+        missing: how many.
+        message: for people.
+        refusals: how many servers each rule turned down.
+        examples: up to ten.
+    """
+
+    model: str
+    generation: int
+    missing: int
+    message: str
+    refusals: tuple[Count, ...]
+    examples: tuple[Candidate, ...]
+
+
+@dataclass(slots=True)
+class PlacementSettled:
+    """Nothing of the model waits for room any more."""
+
+    model: str
+
+
+@dataclass(slots=True)
+class ReplicaAdopted:
+    """A server was found to hold a version that the state did not have there: state Loaded."""
+
+    model: str
+    generation: int
+    server: str
+    bookings: tuple[Booking, ...]
+    reason: str
+
+
+@dataclass(slots=True)
+class ReplicaChanged:
+    """A replica went from one state to another.
+
+    Attributes:
+        before: state.
+        after: state.
+        code: typed reason; empty for the expected course.
+        reason: for people.
+        retriable: for a failure.
+        attempt: number of the load on this server.
+        due: log time (ms) at which the state is looked at again; 0 = never.
+    """
+
+    model: str
+    generation: int
+    server: str
+    before: str
+    after: str
+    code: str
+    reason: str
+    retriable: bool
+    attempt: int
+    due: int
+
+
+@dataclass(slots=True)
+class ReplicaMeasured:
+    """What a loaded replica turned out to be."""
+
+    model: str
+    generation: int
+    server: str
+    digest: str
+    measured: tuple[Booking, ...]
+    parallel: int
+    fetch_ms: int
+    load_ms: int
+    verify_ms: int
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ServerJoined:
+    """A life of an agent is there (a new server, or a new life of a known one).
+
+    Attributes:
+        due: log time (ms) at which it is lost unless its inventory is known.
+    """
+
+    server: str
+    record: ServiceRecord
+    due: int
+
+
+@dataclass(slots=True)
+class ServerSuperseded:
+    """A newer life took the place of ``incarnation``, which never returns."""
+
+    server: str
+    incarnation: str
+
+
+@dataclass(slots=True)
+class ServerUpdated:
+    """The same life says something else of itself (status, address, capabilities, limits)."""
+
+    server: str
+    record: ServiceRecord
+
+
+@dataclass(slots=True)
+class ServerReadingChanged:
+    """Its devices or its load read differently."""
+
+    server: str
+    devices: tuple[Device, ...]
+    loads: int
+    digest: str
+
+
+@dataclass(slots=True)
+class ServerReadingStale:
+    """Its reading is too old to place by."""
+
+    server: str
+
+
+@dataclass(slots=True)
+class InventoryRequested:
+    """The server is to say what it holds: its digest is not what the state expects."""
+
+    server: str
+    reason: str
+
+
+@dataclass(slots=True)
+class InventoryTaken:
+    """What the server holds is in the state; it is schedulable."""
+
+    server: str
+    digest: str
+    report: int
+
+
+@dataclass(slots=True)
+class ServerLost:
+    """The server is silent or gone. Its replicas are Lost; they are re-placed in pieces.
+
+    Attributes:
+        code: LEASE_LAPSED, DOWN or NO_INVENTORY.
+        due: log time (ms) at which it is forgotten.
+    """
+
+    server: str
+    incarnation: str
+    code: str
+    reason: str
+    due: int
+
+
+@dataclass(slots=True)
+class ServerReturned:
+    """A lost server, in the same life, is there again; like one that joined, it must say what it holds."""
+
+    server: str
+    record: ServiceRecord
+    due: int
+
+
+@dataclass(slots=True)
+class ServerForgotten:
+    """A server that was lost long ago is dropped with its bookings."""
+
+    server: str
+
+
+Fact = (
+    LeaderElected
+    | LeaderAlive
+    | PolicySet
+    | RequestAccepted
+    | RequestRejected
+    | RequestRepeated
+    | ReportIgnored
+    | ModelWanted
+    | ModelScaled
+    | ModelUndeployed
+    | ModelRemoved
+    | ArtifactPinned
+    | VersionFailed
+    | VersionRevived
+    | VersionRetired
+    | TrafficChanged
+    | ReplicaPlaced
+    | PlacementRefused
+    | PlacementSettled
+    | ReplicaAdopted
+    | ReplicaChanged
+    | ReplicaMeasured
+    | ServerJoined
+    | ServerSuperseded
+    | ServerUpdated
+    | ServerReadingChanged
+    | ServerReadingStale
+    | InventoryRequested
+    | InventoryTaken
+    | ServerLost
+    | ServerReturned
+    | ServerForgotten
+)
+
+
+def subject_of(fact: Fact) -> str:
+    """Return the model or server that a fact is about; empty for none."""
+    return getattr(fact, "model", "") or getattr(fact, "server", "") or getattr(fact, "subject", "")

@@ -1,0 +1,61 @@
+"""What ``decide`` depends on besides the state and its input: limits, leases and intervals.
+
+Policy is state. It is set by a request (``SetPolicy``) and held as a fact (``PolicySet``), so that replay, what-if and
+a second scheduler agree. Every duration is in milliseconds.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from magnetar_events.base import Wire
+
+_Interval = Annotated[int, Field(ge=10, le=86_400_000)]
+_Duration = Annotated[int, Field(ge=0, le=7 * 86_400_000)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Policy(Wire):
+    """The rules in force.
+
+    Attributes:
+        heartbeat_ms: how often an agent publishes its record.
+        lease_ms: a server silent for this long is lost; three heartbeats.
+        reading_stale_ms: a device reading older than this is distrusted: nothing new is placed there.
+        reading_delta: a change of free memory, as a share of the total, that is worth a fact.
+        utilisation_limit: devices busier than this share take nothing new.
+        hold_ms: how much longer leases are after a fault of our own or of the broker.
+        evictions_per_minute: servers declared lost per minute, at least.
+        eviction_share: … and at most this share of the fleet, when it is more.
+        load_attempts: loads tried on one server before another is tried.
+        load_servers: servers tried before a version is failed.
+        load_retry_ms: wait before the second attempt; doubled for each further one.
+        load_timeout_ms: a load unanswered for this long has failed.
+        unload_grace_ms: between leaving the route table and the unload.
+        unload_timeout_ms: an unload unanswered for this long has failed, and is retried.
+        delete_deadline_ms: an undeployed model is forgotten after this long, whatever its servers say.
+        resend_ms: an unanswered command is sent again after this long.
+        request_memory_ms: a request's id is remembered for this long of log time.
+        piece: models re-placed in one entry.
+        forget_server_ms: a lost server's name and bookings are dropped after this long.
+    """
+
+    heartbeat_ms: _Interval = 3_000
+    lease_ms: _Interval = 9_000
+    reading_stale_ms: _Interval = 5_000
+    reading_delta: _Share = 0.05
+    utilisation_limit: _Share = 0.8
+    hold_ms: _Duration = 60_000
+    evictions_per_minute: Annotated[int, Field(ge=1, le=100_000)] = 1
+    eviction_share: _Share = 0.1
+    load_attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    load_servers: Annotated[int, Field(ge=1, le=100)] = 3
+    load_retry_ms: _Interval = 1_000
+    load_timeout_ms: _Interval = 1_800_000
+    unload_grace_ms: _Duration = 1_000
+    unload_timeout_ms: _Interval = 60_000
+    delete_deadline_ms: _Interval = 120_000
+    resend_ms: _Interval = 5_000
+    request_memory_ms: _Duration = 86_400_000
+    piece: Annotated[int, Field(ge=1, le=1_000)] = 100
+    forget_server_ms: _Interval = 86_400_000

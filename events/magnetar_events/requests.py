@@ -1,0 +1,114 @@
+"""Requests on ``model-events``: what somebody wants. They are inputs, never truth by themselves."""
+
+import time
+import uuid
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from magnetar_events.base import Identifier, Millis, Name, OptionalName, Text, Wire
+from magnetar_events.models import ModelSpec, Replicas
+from magnetar_events.policy import Policy
+
+
+class Actor(Wire):
+    """Who asked.
+
+    Attributes:
+        authtype: ``user``, ``service``, … (CloudEvents auth context).
+        authid: an opaque id, never a name or an address of a person.
+        authverified: how it is known; the leader says ``none`` unless it checked.
+    """
+
+    authtype: Text = "unknown"
+    authid: Text = ""
+    authverified: Literal["none", "signature", "gateway"] = "none"
+
+
+class DeployModel(Wire):
+    """Want this model, in this specification. A specification equal to the wanted one makes no new generation."""
+
+    model: ModelSpec
+
+    @property
+    def subject(self) -> str:
+        """The model's key."""
+        return self.model.key
+
+
+class _OfModel(Wire):
+    tenant: Name = "default"
+    name: Name
+
+    @property
+    def subject(self) -> str:
+        """The model's key."""
+        return f"{self.tenant}/{self.name}"
+
+
+class UndeployModel(_OfModel):
+    """No longer want this model: unroute, unload everywhere, forget."""
+
+
+class ScaleModel(_OfModel):
+    """Want another number of replicas of the wanted version."""
+
+    replicas: Replicas
+
+
+class SetPolicy(Wire):
+    """Replace the rules in force."""
+
+    policy: Policy
+
+    @property
+    def subject(self) -> str:
+        """Policy has one subject."""
+        return "policy"
+
+
+RequestKind = DeployModel | UndeployModel | ScaleModel | SetPolicy
+
+
+def _new_id() -> str:
+    return str(uuid.uuid4())
+
+
+def _now() -> int:
+    return int(time.time() * 1000)
+
+
+class ModelEvent(Wire):
+    """The envelope of a request, with CloudEvents' attributes.
+
+    Attributes:
+        id: unique within the source; a client's retry keeps it, and is then recorded as a duplicate.
+        source: which client said it.
+        time: the client's clock, for people only.
+        cluster: whom it is for; empty = the cluster that leads.
+        actor: who asked.
+        reason: why, in free text.
+        expected_generation: refuse unless this is the model's generation (0 = no such model yet).
+        field_owner: who owns the fields it sets.
+        correlation_id: ties together what belongs together.
+        traceparent: W3C trace context.
+        event: what is wanted.
+    """
+
+    id: Identifier = Field(default_factory=_new_id)
+    source: Identifier = "unknown"
+    time: Millis = Field(default_factory=_now)
+    cluster: OptionalName = ""
+    actor: Actor = Field(default_factory=Actor)
+    reason: Text = ""
+    expected_generation: Annotated[int, Field(ge=0)] | None = None
+    field_owner: Literal["user", "autoscaler", "policy"] = "user"
+    correlation_id: Text = ""
+    traceparent: Text = ""
+    event: RequestKind
+
+    @model_validator(mode="after")
+    def _generation_of_a_model(self) -> "ModelEvent":
+        if self.expected_generation is not None and isinstance(self.event, SetPolicy):
+            raise ValueError("expectedGeneration is of a model, and policy has none")
+        return self

@@ -1,0 +1,42 @@
+"""Which real Pulsar this machine can offer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from magnetar_common.brokers import jvm
+from magnetar_common.brokers.broker import BrokerUnavailableError, RunningBroker
+from magnetar_common.brokers.docker import DockerBroker
+from magnetar_common.brokers.yours import YourBroker
+
+
+def real_pulsar(data: Path) -> RunningBroker:
+    """Yours if ``MAGNETAR_PULSAR_URL`` names one, else one of our own.
+
+    Args:
+        data: Folder for the broker's data, if it is a JVM of ours.
+
+    Raises:
+        BrokerUnavailableError: There is none to be had; the message has the reason for each way.
+        BrokerError: One could have been had, but did not start.
+    """
+    return YourBroker.from_environment() or own_pulsar(data)
+
+
+def own_pulsar(data: Path) -> RunningBroker:
+    """A real Pulsar that may be killed and restarted: Docker, else a JVM.
+
+    Args:
+        data: Folder for the broker's data, if it is a JVM of ours.
+
+    Raises:
+        BrokerUnavailableError: There is none to be had; the message has the reason for each way.
+        BrokerError: One could have been had, but did not start.
+    """
+    try:
+        return DockerBroker()
+    except BrokerUnavailableError as without_docker:
+        try:
+            return jvm.start(data)
+        except BrokerUnavailableError as without_java:
+            raise BrokerUnavailableError(f"{without_docker}; {without_java}") from None

@@ -1,0 +1,97 @@
+"""Every error that Magnetar raises, in one tree. Each message says what happened, to which object, and what to do."""
+
+
+class MagnetarError(Exception):
+    """The root: catch this to catch them all."""
+
+
+class BusError(MagnetarError):
+    """The broker or the connection to it."""
+
+
+class BusUnavailable(BusError):
+    """The broker did not answer, or not yet; trying again may help."""
+
+
+class BusRefused(BusError):
+    """The broker said no (permission, schema, size, name); trying again will not help."""
+
+
+class SendTimedOut(BusUnavailable):
+    """No acknowledgement came. The message may have been stored all the same."""
+
+
+class TopicHeld(BusError):
+    """Another producer holds the topic exclusively."""
+
+
+class Fenced(BusError):
+    """This producer lost its exclusive hold; it can never write again."""
+
+
+class CannotFence(BusError):
+    """The broker does not enforce exclusive producers, and no lock stands in for it."""
+
+
+class LogError(MagnetarError):
+    """The log cannot be followed further. A folder halts: going on would be to guess."""
+
+
+class LogHole(LogError):
+    """Positions are missing from the log."""
+
+    def __init__(self, expected: int, found: int, message_id: str) -> None:
+        super().__init__(
+            f"the log has a hole: position {expected} should come next, message {message_id} holds {found}; "
+            "nothing after it can be trusted until the missing entries are found or voided"
+        )
+        self.expected = expected
+        self.found = found
+
+
+class LogFork(LogError):
+    """One position holds two different entries."""
+
+    def __init__(self, position: int, first: str, second: str, message_id: str) -> None:
+        super().__init__(
+            f"the log forks at position {position}: entry {first} and, in message {message_id}, entry {second}"
+        )
+        self.position = position
+
+
+class LogUnreadable(LogError):
+    """A message on the log is not an entry."""
+
+
+class LogTooNew(LogError):
+    """The log holds what only a newer version understands."""
+
+
+class Deposed(MagnetarError):
+    """This process led and no longer does. It must exit, and so release everything that it holds."""
+
+
+class PolicyViolation(MagnetarError):
+    """A topic's policies would lose data."""
+
+
+class RequestRefused(MagnetarError):
+    """The scheduler refused a request."""
+
+    def __init__(self, code: str, field: str, message: str) -> None:
+        super().__init__(f"{code}: {field}: {message}" if field else f"{code}: {message}")
+        self.code = code
+        self.field = field
+        self.message = message
+
+
+class NoRoute(MagnetarError):
+    """No replica can take an inference request.
+
+    ``status`` is what HTTP says of it: 404 when the log knows no such model, 503 (try again) otherwise.
+    """
+
+    def __init__(self, model: str, status: int, message: str) -> None:
+        super().__init__(f"{model}: {message}")
+        self.model = model
+        self.status = status

@@ -1,0 +1,520 @@
+"""``evolve``: the only code that changes state. One fold serves the scheduler, the projector, replay, audit and tests.
+
+It works in place on a state that its caller owns. It never raises on a fact: one that the transition table forbids, or
+that is about nothing known, leaves the state as it is and is counted in ``State.illegal``.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from magnetar_events import facts as f
+from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
+from magnetar_events.records import ServerInfo
+
+from magnetar_common.errors import LogFork, LogHole, LogTooNew
+from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Version
+from magnetar_common.transitions import ARRIVING, LEAVING, R, is_legal
+
+
+def fold(state: State, entry: Entry, message_id: str = "") -> bool:
+    """Fold one entry of the log; return False for a barrier or a repeat, which change nothing.
+
+    Args:
+        state: changed in place.
+        entry: the next of the log.
+        message_id: where it was read, for the error.
+
+    Raises:
+        LogHole: positions are missing.
+        LogFork: this position already holds another entry.
+        LogTooNew: only a newer version understands it.
+    """
+    if entry.fold_version > FOLD_VERSION:
+        raise LogTooNew(
+            f"position {entry.position} needs fold version {entry.fold_version}, this software has {FOLD_VERSION}: upgrade it"
+        )
+    if entry.position == BARRIER:
+        return False
+    expected = state.position + 1
+    if entry.position != expected:
+        if entry.position == state.position and entry.id == state.entry:
+            return False
+        if entry.position < expected:
+            raise LogFork(entry.position, state.entry, entry.id, message_id)
+        raise LogHole(expected, entry.position, message_id)
+    state.position, state.term, state.entry = entry.position, entry.term, entry.id
+    state.at, state.wall = entry.at, entry.wall
+    if state.handled != entry.handled:
+        state.handled = entry.handled
+    for fact in entry.facts:
+        evolve(state, fact)
+    return True
+
+
+def evolve(state: State, fact: f.Fact) -> State:
+    """Make one fact so, and return the same state."""
+    _FOLDS[type(fact)](state, fact)
+    return state
+
+
+# --- one model by itself ----------------------------------------------------------------------------------------------
+#
+# ``decide`` uses these on its own copy of a model, to see what becomes of it before anything is appended.
+
+
+def fold_model(model: Model, fact: Any, position: int, at: int) -> bool:
+    """Make a fact about a model so on that model alone; return whether it was legal."""
+    return _MODEL_FOLDS[type(fact)](model, fact, position, at)
+
+
+def _model_wanted(model: Model, fact: f.ModelWanted, position: int, at: int) -> bool:
+    model.generation = fact.generation
+    model.wanted = fact.spec.replicas
+    model.deleted, model.due, model.refused = False, 0, None
+    model.versions[fact.generation] = Version(fact.generation, fact.spec, position, at, fact.spec.artifact_digest)
+    return True
+
+
+def _model_scaled(model: Model, fact: f.ModelScaled, position: int, at: int) -> bool:
+    model.wanted, model.owner, model.refused = fact.replicas, fact.owner, None
+    return True
+
+
+def _model_undeployed(model: Model, fact: f.ModelUndeployed, position: int, at: int) -> bool:
+    model.deleted, model.due, model.refused = True, fact.due, None
+    return True
+
+
+def _artifact_pinned(model: Model, fact: f.ArtifactPinned, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None or version.digest not in ("", fact.digest):
+        return False
+    version.digest = fact.digest
+    return True
+
+
+def _version_failed(model: Model, fact: f.VersionFailed, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.failed, version.failed_at = fact, position
+    if fact.generation == model.generation:
+        model.refused = None
+    return True
+
+
+def _version_revived(model: Model, fact: f.VersionRevived, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.failed = None
+    version.places = {}
+    return True
+
+
+def _version_retired(model: Model, fact: f.VersionRetired, position: int, at: int) -> bool:
+    if fact.generation == model.generation or any(True for _ in model.of(fact.generation)):
+        return False
+    return model.versions.pop(fact.generation, None) is not None
+
+
+def _traffic_changed(model: Model, fact: f.TrafficChanged, position: int, at: int) -> bool:
+    model.traffic = fact.targets
+    return True
+
+
+def _replica_placed(model: Model, fact: f.ReplicaPlaced, position: int, at: int) -> bool:
+    key = (fact.generation, fact.server)
+    if fact.generation not in model.versions or key in model.replicas:
+        return False
+    model.replicas[key] = Replica(
+        fact.model, fact.generation, fact.server, R.LOAD_REQUESTED, position, at, fact.bookings, due=fact.due
+    )
+    return True
+
+
+def _replica_adopted(model: Model, fact: f.ReplicaAdopted, position: int, at: int) -> bool:
+    key = (fact.generation, fact.server)
+    if key in model.replicas:
+        return False
+    model.replicas[key] = Replica(
+        fact.model, fact.generation, fact.server, R.LOADED, position, at, fact.bookings, reason=fact.reason
+    )
+    return True
+
+
+def _replica_changed(model: Model, fact: f.ReplicaChanged, position: int, at: int) -> bool:
+    replica = model.replicas.get((fact.generation, fact.server))
+    if replica is None or replica.state != fact.before or fact.after not in R or not is_legal(replica.state, R(fact.after)):
+        return False
+    after = R(fact.after)
+    if after is R.UNLOADED:
+        del model.replicas[fact.generation, fact.server]
+        return True
+    if after in (R.LOAD_REQUESTED, R.UNLOAD_REQUESTED):
+        replica.position = position
+    if after is R.LOAD_FAILED and fact.generation in model.versions:
+        model.versions[fact.generation].places[fact.server] = f"{fact.code}: {fact.reason}"
+    replica.state, replica.since, replica.due = after, at, fact.due
+    replica.code, replica.reason, replica.retriable = fact.code, fact.reason, fact.retriable
+    replica.attempt = fact.attempt
+    return True
+
+
+def _replica_measured(model: Model, fact: f.ReplicaMeasured, position: int, at: int) -> bool:
+    replica = model.replicas.get((fact.generation, fact.server))
+    if replica is None:
+        return False
+    replica.digest, replica.measured, replica.parallel = fact.digest, fact.measured, fact.parallel
+    return True
+
+
+def _placement_refused(model: Model, fact: f.PlacementRefused, position: int, at: int) -> bool:
+    if model.deleted or fact.generation != model.generation:
+        return False
+    model.refused = fact
+    return True
+
+
+def _placement_settled(model: Model, fact: f.PlacementSettled, position: int, at: int) -> bool:
+    model.refused = None
+    return True
+
+
+_MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
+    f.ModelWanted: _model_wanted,
+    f.ModelScaled: _model_scaled,
+    f.ModelUndeployed: _model_undeployed,
+    f.ArtifactPinned: _artifact_pinned,
+    f.VersionFailed: _version_failed,
+    f.VersionRevived: _version_revived,
+    f.VersionRetired: _version_retired,
+    f.TrafficChanged: _traffic_changed,
+    f.ReplicaPlaced: _replica_placed,
+    f.ReplicaAdopted: _replica_adopted,
+    f.ReplicaChanged: _replica_changed,
+    f.ReplicaMeasured: _replica_measured,
+    f.PlacementRefused: _placement_refused,
+    f.PlacementSettled: _placement_settled,
+}
+
+_OF_REPLICA = (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaChanged)
+
+
+# --- models in the state: the same, and the books and indexes ---------------------------------------------------------
+
+
+def _of_model(state: State, fact: Any) -> None:
+    model = state.models.get(fact.model)
+    if model is None:
+        if not isinstance(fact, (f.ModelWanted, f.ReplicaAdopted)):
+            state.illegal += 1
+            return
+        model = state.models[fact.model] = Model(fact.model)
+        if isinstance(fact, f.ReplicaAdopted):  # of a model that nobody wants: it is here to be let go
+            model.deleted = True
+    if isinstance(fact, _OF_REPLICA):
+        _of_replica(state, model, fact)
+    elif not fold_model(model, fact, state.position, state.at):
+        state.illegal += 1
+    if isinstance(fact, f.ModelWanted):
+        state.generations[fact.model] = max(fact.generation, state.generations.get(fact.model, 0))
+    elif isinstance(fact, f.ModelUndeployed):
+        state.set_timer(fact.due, fact.model)
+    index_model(state, model)
+
+
+def _of_replica(state: State, model: Model, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.ReplicaChanged) -> None:
+    server = state.servers.get(fact.server)
+    if server is None:
+        state.illegal += 1
+        return
+    key = (fact.generation, fact.server)
+    before = model.replicas.get(key)
+    arriving = before is not None and before.state in ARRIVING
+    if not fold_model(model, fact, state.position, state.at):
+        state.illegal += 1
+        return
+    after = model.replicas.get(key)
+    if before is None and after is not None:
+        _book(state, server, after, +1)
+    elif before is not None and after is None:
+        _book(state, server, before, -1)
+        state.room += 1
+    if arriving != (after is not None and after.state in ARRIVING):
+        _book_arriving(state, server, before or after, -1 if arriving else +1)
+    index_replica(state, ReplicaKey(fact.model, *key), after)
+
+
+def index_replica(state: State, key: ReplicaKey, replica: Replica | None) -> None:
+    """Keep the outstanding commands and the timers in step with a replica."""
+    if replica is not None and (replica.state in ARRIVING or replica.state in LEAVING):
+        state.outstanding[key] = replica
+    else:
+        state.outstanding.pop(key, None)
+    if replica is not None:
+        state.set_timer(replica.due, *key)
+
+
+def index_model(state: State, model: Model) -> None:
+    """Keep the pending sets in step with a model."""
+    if model.refused is not None:
+        state.waiting[model.key] = None
+    else:
+        state.waiting.pop(model.key, None)
+    target = model.versions.get(model.generation)
+    if target is not None and target.failed is not None and target.failed.retriable and not model.deleted:
+        state.failed[model.key] = None
+    else:
+        state.failed.pop(model.key, None)
+    if (model.generation in model.versions or model.deleted) and model.unsettled():
+        state.unsettled[model.key] = None
+    else:
+        state.unsettled.pop(model.key, None)
+
+
+def _book(state: State, server: Server, replica: Replica, sign: int) -> None:
+    place = (replica.model, replica.generation)
+    if sign > 0:
+        server.replicas[place] = replica
+    else:
+        server.replicas.pop(place, None)
+    host = server.info.host
+    for booking in replica.bookings:
+        server.booked += sign * booking.bytes
+        _add(state.booked, (host, booking.device), sign * booking.bytes)
+    state.fleet.put(server)
+
+
+def _book_arriving(state: State, server: Server, replica: Replica | None, sign: int) -> None:
+    for booking in replica.bookings if replica else ():
+        _add(state.arriving, (server.info.host, booking.device), sign * booking.bytes)
+
+
+def _add(books: dict[tuple[str, str], int], device: tuple[str, str], amount: int) -> None:
+    total = books.get(device, 0) + amount
+    if total:
+        books[device] = total
+    else:
+        books.pop(device, None)
+
+
+def _model_removed(state: State, fact: f.ModelRemoved) -> None:
+    model = state.models.get(fact.model)
+    if model is None or model.replicas:
+        state.illegal += 1
+        return
+    del state.models[fact.model]
+    state.failed.pop(fact.model, None)
+    state.unsettled.pop(fact.model, None)
+    state.waiting.pop(fact.model, None)
+
+
+# --- requests and leadership ------------------------------------------------------------------------------------------
+
+
+def _leader_elected(state: State, fact: f.LeaderElected) -> None:
+    state.leader, state.cluster, state.broker = fact.leader, fact.cluster, fact.broker
+    state.room += 1
+
+
+def _policy_set(state: State, fact: f.PolicySet) -> None:
+    state.policy = fact.policy
+    state.room += 1
+
+
+def _request(state: State, fact: f.RequestAccepted | f.RequestRejected) -> None:
+    if not fact.request:
+        return
+    oldest = state.at - state.policy.request_memory_ms
+    while state.requests:
+        first = next(iter(state.requests))
+        if state.requests[first][1] >= oldest:
+            break
+        del state.requests[first]
+    state.requests.setdefault((fact.source, fact.request), (state.position, state.at))
+
+
+def _nothing(state: State, fact: Any) -> None:
+    """Evidence: it is in the log for people, and changes no state."""
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def _server_joined(state: State, fact: f.ServerJoined) -> None:
+    known = state.servers.get(fact.server)
+    info = fact.record.server
+    if info is None or (known is not None and info.incarnation in known.superseded):
+        state.illegal += 1
+        return
+    if known is not None:
+        _move_host(state, known, info.host)
+        known.record, known.position = fact.record, state.position
+        known.lost, known.lost_code, known.inventory, known.inventory_asked = False, "", False, 0
+        known.report = 0
+        server = known
+    else:
+        server = state.servers[fact.server] = Server(fact.server, fact.record, state.position)
+    _read(server, info)
+    _arrived(state, server, fact.due)
+
+
+def _server_returned(state: State, fact: f.ServerReturned) -> None:
+    server = state.servers.get(fact.server)
+    if server is None or not server.lost or fact.record.server is None or server.incarnation != fact.incarnation:
+        state.illegal += 1
+        return
+    _move_host(state, server, fact.record.server.host)
+    server.record = fact.record
+    server.lost, server.lost_code, server.inventory = False, "", False
+    _read(server, fact.record.server)
+    _arrived(state, server, fact.due)
+
+
+def _arrived(state: State, server: Server, due: int) -> None:
+    server.due, server.inventory_asked = due, state.position
+    state.asked[server.key] = None
+    state.set_timer(due, server=server.key)
+    state.fleet.put(server)
+
+
+def _read(server: Server, info: ServerInfo) -> None:
+    server.devices = {device.uuid: device for device in info.devices}
+    server.loads, server.digest, server.stale = info.loads, info.digest, False
+
+
+def _move_host(state: State, server: Server, host: str) -> None:
+    """Take the bookings along when a server comes back on another machine."""
+    if server.info.host == host:
+        return
+    for replica in server.replicas.values():
+        for booking in replica.bookings:
+            for books in (state.booked, state.arriving) if replica.state in ARRIVING else (state.booked,):
+                _add(books, (server.info.host, booking.device), -booking.bytes)
+                _add(books, (host, booking.device), booking.bytes)
+
+
+def _server_superseded(state: State, fact: f.ServerSuperseded) -> None:
+    server = state.servers.get(fact.server)
+    if server is None:
+        state.illegal += 1
+        return
+    server.superseded |= {fact.incarnation}
+
+
+def _server_updated(state: State, fact: f.ServerUpdated) -> None:
+    server = state.servers.get(fact.server)
+    if server is None or fact.record.server is None:
+        state.illegal += 1
+        return
+    _move_host(state, server, fact.record.server.host)
+    server.record = fact.record
+    _read(server, fact.record.server)
+    state.fleet.put(server)
+    state.room += 1
+    draining = fact.record.status == "DRAINING"
+    for replica in server.replicas.values():
+        if replica.draining != draining:
+            replica.draining = draining
+            index_model(state, state.models[replica.model])
+
+
+def _server_reading(state: State, fact: f.ServerReadingChanged) -> None:
+    server = state.servers.get(fact.server)
+    if server is None:
+        state.illegal += 1
+        return
+    server.devices = {device.uuid: device for device in fact.devices}
+    server.loads, server.digest, server.stale = fact.loads, fact.digest, False
+    state.fleet.put(server)
+    state.room += 1
+
+
+def _server_stale(state: State, fact: f.ServerReadingStale) -> None:
+    server = state.servers.get(fact.server)
+    if server is None:
+        state.illegal += 1
+        return
+    server.stale = True
+    state.fleet.put(server)
+
+
+def _inventory_requested(state: State, fact: f.InventoryRequested) -> None:
+    server = state.servers.get(fact.server)
+    if server is None:
+        state.illegal += 1
+        return
+    server.inventory_asked = state.position
+    state.asked[fact.server] = None
+
+
+def _inventory_taken(state: State, fact: f.InventoryTaken) -> None:
+    server = state.servers.get(fact.server)
+    if server is None:
+        state.illegal += 1
+        return
+    if not server.inventory:
+        state.newest = state.position
+    server.inventory, server.inventory_asked, server.due = True, 0, 0
+    server.report, server.digest = fact.report, fact.digest
+    state.asked.pop(fact.server, None)
+    state.fleet.put(server)
+    state.room += 1
+
+
+def _server_lost(state: State, fact: f.ServerLost) -> None:
+    server = state.servers.get(fact.server)
+    if server is None or server.lost:
+        state.illegal += 1
+        return
+    server.lost, server.lost_code, server.inventory, server.inventory_asked = True, fact.code, False, 0
+    server.due = fact.due
+    state.set_timer(fact.due, server=fact.server)
+    state.asked.pop(fact.server, None)
+    state.fleet.drop(fact.server)
+    for replica in server.replicas.values():
+        if replica.state in ARRIVING:
+            _book_arriving(state, server, replica, -1)
+        replica.state, replica.since, replica.due = R.LOST, state.at, 0
+        replica.code, replica.reason = fact.code, fact.reason
+        state.outstanding.pop(replica.key, None)
+    for key in dict.fromkeys(model for model, _ in server.replicas):
+        index_model(state, state.models[key])
+
+
+def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
+    server = state.servers.get(fact.server)
+    if server is None or not server.lost:
+        state.illegal += 1
+        return
+    for replica in list(server.replicas.values()):
+        _book(state, server, replica, -1)
+        model = state.models[replica.model]
+        del model.replicas[replica.generation, replica.server]
+        index_model(state, model)
+    del state.servers[fact.server]
+    state.fleet.drop(fact.server)
+
+
+_FOLDS: dict[type, Callable[[State, Any], None]] = {
+    **dict.fromkeys(_MODEL_FOLDS, _of_model),
+    f.ModelRemoved: _model_removed,
+    f.LeaderElected: _leader_elected,
+    f.LeaderAlive: _nothing,
+    f.PolicySet: _policy_set,
+    f.RequestAccepted: _request,
+    f.RequestRejected: _request,
+    f.RequestRepeated: _nothing,
+    f.ReportIgnored: _nothing,
+    f.ServerJoined: _server_joined,
+    f.ServerReturned: _server_returned,
+    f.ServerSuperseded: _server_superseded,
+    f.ServerUpdated: _server_updated,
+    f.ServerReadingChanged: _server_reading,
+    f.ServerReadingStale: _server_stale,
+    f.InventoryRequested: _inventory_requested,
+    f.InventoryTaken: _inventory_taken,
+    f.ServerLost: _server_lost,
+    f.ServerForgotten: _server_forgotten,
+}

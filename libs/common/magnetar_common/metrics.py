@@ -1,0 +1,28 @@
+"""Every metric, defined once. No label names a model or an instance: their number does not grow with the fleet."""
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_FAST = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 0.1, 1)
+_SLOW = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 1800)
+
+LEADER = Gauge("magnetar_leader", "1 while this process leads.")
+TERM = Gauge("magnetar_term", "Newest term seen.")
+LOG_POSITION = Gauge("magnetar_log_position", "Position of the last entry folded.")
+INPUT_LAG = Gauge("magnetar_input_lag", "Seconds between an input's publish time and its handling.", ["topic"])
+DECIDE_SECONDS = Histogram("magnetar_decide_seconds", "Time of decide and evolve for one input.", buckets=_FAST)
+DECISIONS = Counter("magnetar_decisions_total", "Inputs decided.", ["outcome", "reason"])
+REPLICAS = Gauge("magnetar_replicas", "Replicas by state.", ["state"])
+ILLEGAL_FACTS = Counter("magnetar_illegal_facts_total", "Facts in the log that the transition table forbids.")
+
+LEASE_AGE = Gauge("magnetar_lease_age_seconds", "Silence of the instance that was not heard for longest.")
+SUSPECTED = Gauge("magnetar_leases_suspected", "Instances silent for longer than their lease and not evicted yet.")
+HOLDING = Gauge("magnetar_leases_holding", "1 while something keeps suspicions from being acted on.")
+RETIRED = Counter("magnetar_retired_total", "Records that the registry service retired.", ["how"])
+
+LOAD_SECONDS = Histogram("magnetar_load_seconds", "Duration of a load by phase.", ["phase"], buckets=_SLOW)
+DEVICE_MEMORY = Gauge("magnetar_device_memory_bytes", "Memory of a device by kind.", ["device", "kind"])
+
+PROJECTOR_LAG = Gauge("magnetar_projector_lag", "Seconds the read model is behind the log.")
+
+BEACONS = Counter("magnetar_beacon_publishes_total", "Heartbeats and probes published.", ["outcome"])
+CALLBACK_FAILURES = Counter("magnetar_callback_failures_total", "Exceptions of callbacks, logged.", ["where"])

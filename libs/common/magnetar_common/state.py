@@ -1,0 +1,324 @@
+"""The state: what the log says is so. Only :mod:`magnetar_common.evolve` changes it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from magnetar_events.facts import Booking, Candidate, PlacementRefused, TrafficTarget, VersionFailed
+from magnetar_events.models import ModelSpec
+from magnetar_events.policy import Policy
+from magnetar_events.records import Device, ServerInfo, ServiceRecord
+
+from magnetar_common.fleet import Fleet
+from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
+
+__all__ = ["Candidate", "Model", "Replica", "ReplicaKey", "Server", "State", "Version"]
+
+
+class ReplicaKey(NamedTuple):
+    """A server holds a version at most once, so these three name a replica."""
+
+    model: str
+    generation: int
+    server: str
+
+
+@dataclass(slots=True)
+class Replica:
+    """One version of a model on one server.
+
+    Attributes:
+        model: key.
+        generation: version.
+        server: key.
+        state: where it is in its life.
+        position: of the entry that decided its newest command; reports echo it.
+        since: log time (ms) of the last change of state.
+        bookings: bytes reserved per device, until it is gone.
+        attempt: number of the load on this server.
+        due: log time (ms) at which the state is looked at again; 0 = never.
+        code: typed reason of the state; empty for the expected course.
+        reason: for people.
+        retriable: for a failure.
+        digest: of the artifact, as reported.
+        measured: bytes per device that the load was seen to take.
+        parallel: workers or instances.
+        draining: its server is: it serves until enough others do, and counts for nothing.
+    """
+
+    model: str
+    generation: int
+    server: str
+    state: R
+    position: int
+    since: int
+    bookings: tuple[Booking, ...]
+    attempt: int = 1
+    due: int = 0
+    code: str = ""
+    reason: str = ""
+    retriable: bool = False
+    digest: str = ""
+    measured: tuple[Booking, ...] = ()
+    parallel: int = 0
+    draining: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether it counts towards the number wanted."""
+        return self.state in LIVE and not self.draining
+
+    @property
+    def key(self) -> ReplicaKey:
+        """What names it."""
+        return ReplicaKey(self.model, self.generation, self.server)
+
+
+@dataclass(slots=True)
+class Version:
+    """One wish of the user for a model.
+
+    Attributes:
+        generation: 1, 2, 3, …
+        spec: what was wanted.
+        position: of the entry that took it up.
+        at: log time of it (ms).
+        digest: pinned; empty until the first replica is loaded.
+        failed: why it cannot be had; None while it can.
+        failed_at: position of the entry that said so.
+        places: server → why its load failed there.
+    """
+
+    generation: int
+    spec: ModelSpec
+    position: int
+    at: int
+    digest: str = ""
+    failed: VersionFailed | None = None
+    failed_at: int = 0
+    places: dict[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(slots=True)
+class Model:
+    """A model: its wanted version, the versions still alive, their replicas, and who gets the traffic.
+
+    Attributes:
+        key: ``tenant/name``.
+        generation: the wanted version.
+        wanted: replicas of it.
+        owner: who set that number.
+        versions: alive ones by generation.
+        replicas: by (generation, server).
+        traffic: exact versions with weights.
+        refused: why replicas wait for room; None when none does.
+        deleted: undeployed, and not all gone yet.
+        due: log time (ms) at which a deleted model is forgotten whatever its servers say.
+    """
+
+    key: str
+    generation: int = 0
+    wanted: int = 0
+    owner: str = "user"
+    versions: dict[int, Version] = field(default_factory=dict[int, Version])
+    replicas: dict[tuple[int, str], Replica] = field(default_factory=dict[tuple[int, str], Replica])
+    traffic: tuple[TrafficTarget, ...] = ()
+    refused: PlacementRefused | None = None
+    deleted: bool = False
+    due: int = 0
+
+    @property
+    def target(self) -> Version:
+        """The wanted version."""
+        return self.versions[self.generation]
+
+    def of(self, generation: int) -> Iterator[Replica]:
+        """Yield the replicas of one version."""
+        return (replica for replica in self.replicas.values() if replica.generation == generation)
+
+    def routed(self) -> frozenset[int]:
+        """Return the generations that get traffic."""
+        return frozenset(target.generation for target in self.traffic)
+
+    def missing(self) -> int:
+        """Return how many replicas of the wanted version are still to be placed."""
+        if self.deleted or self.target.failed is not None:
+            return 0
+        return max(0, self.wanted - sum(replica.live for replica in self.of(self.generation)))
+
+    def unsettled(self) -> bool:
+        """Whether something is to be done for it without any further input: place, or let go of what is lost."""
+        if self.missing() > 0 and self.refused is None:
+            return True
+        return any(
+            replica.state is R.LOST and (self.deleted or replica.generation != self.generation)
+            for replica in self.replicas.values()
+        )
+
+
+@dataclass(slots=True)
+class Server:
+    """An inference server with its agent, as the log knows it.
+
+    Attributes:
+        key: ``cluster/server/replica``.
+        record: what the agent last said of it.
+        position: of the entry in which this life joined.
+        lost: silent or gone.
+        lost_code: why.
+        inventory: what it holds is known.
+        inventory_asked: position of the outstanding request for its inventory; 0 = none.
+        stale: its reading is too old to place by.
+        devices: memories by uuid.
+        loads: in progress, as last read.
+        digest: of its index, as last read.
+        report: number of the last inventory folded.
+        due: log time (ms) at which it is looked at again; 0 = never.
+        superseded: lives that never return.
+        replicas: what is placed here, by (model, generation).
+        booked: bytes reserved here, over all devices.
+    """
+
+    key: str
+    record: ServiceRecord
+    position: int
+    lost: bool = False
+    lost_code: str = ""
+    inventory: bool = False
+    inventory_asked: int = 0
+    stale: bool = False
+    devices: dict[str, Device] = field(default_factory=dict[str, Device])
+    loads: int = 0
+    digest: str = ""
+    report: int = 0
+    due: int = 0
+    superseded: frozenset[str] = frozenset()
+    replicas: dict[tuple[str, int], Replica] = field(default_factory=dict[tuple[str, int], Replica])
+    booked: int = 0
+
+    @property
+    def info(self) -> ServerInfo:
+        """The server's part of its record."""
+        assert self.record.server is not None  # noqa: S101 - no record without it joins
+        return self.record.server
+
+    @property
+    def incarnation(self) -> str:
+        """The current life of its agent."""
+        return self.info.incarnation
+
+    @property
+    def schedulable(self) -> bool:
+        """Whether something may be placed here."""
+        return self.record.status == "UP" and self.inventory and not (self.lost or self.stale)
+
+
+@dataclass(slots=True)
+class State:
+    """Everything that ``decide`` sees. Fields that only index others are left out of comparisons.
+
+    Attributes:
+        position: of the last entry folded; -1 = none.
+        term: of its leader.
+        at: its log time (ms).
+        wall: its wall time (ms since the epoch).
+        entry: its id.
+        handled: topic → id of the last message handled.
+        cluster: Magnetar cluster of the leader.
+        broker: broker cluster in which ``handled`` means something.
+        leader: who leads.
+        policy: rules in force.
+        models: by key.
+        servers: by key.
+        booked: (host, device uuid) → bytes reserved by all servers on that host.
+        arriving: the part of ``booked`` whose loads are not finished: no reading shows it yet.
+        generations: last generation of every model that ever was.
+        requests: (source, id) → (position, log time) of the requests of the last day.
+        illegal: facts that the transition table forbids; more than 0 is a defect of a writer.
+        unsettled: models to be worked on without further input.
+        waiting: models that wait for room.
+        outstanding: replicas with an unanswered command.
+        asked: servers asked for their inventory.
+        failed: models whose wanted version failed for a retriable reason.
+        newest: position at which a server last became schedulable: what failed before is tried again.
+        room: counts events after which something may fit that did not.
+        fleet: schedulable servers in order of load.
+    """
+
+    position: int = -1
+    term: int = 0
+    at: int = 0
+    wall: int = 0
+    entry: str = ""
+    handled: dict[str, str] = field(default_factory=dict[str, str])
+    cluster: str = ""
+    broker: str = ""
+    leader: str = ""
+    policy: Policy = field(default_factory=Policy)
+    models: dict[str, Model] = field(default_factory=dict[str, Model])
+    servers: dict[str, Server] = field(default_factory=dict[str, Server])
+    booked: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    arriving: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    generations: dict[str, int] = field(default_factory=dict[str, int])
+    requests: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[tuple[str, str], tuple[int, int]])
+    illegal: int = 0
+    newest: int = -1
+    failed: dict[str, None] = field(default_factory=dict[str, None], compare=False)
+    unsettled: dict[str, None] = field(default_factory=dict[str, None], compare=False)
+    waiting: dict[str, None] = field(default_factory=dict[str, None], compare=False)
+    outstanding: dict[ReplicaKey, Replica] = field(default_factory=dict[ReplicaKey, Replica], compare=False)
+    asked: dict[str, None] = field(default_factory=dict[str, None], compare=False)
+    room: int = field(default=0, compare=False)
+    fleet: Fleet = field(default_factory=Fleet, compare=False)
+    _timers: list[tuple[int, str, int, str]] = field(default_factory=list[tuple[int, str, int, str]], compare=False)
+
+    def replica(self, key: ReplicaKey) -> Replica | None:
+        """Return a replica, or None."""
+        model = self.models.get(key.model)
+        return model.replicas.get((key.generation, key.server)) if model else None
+
+    def revivable(self) -> list[str]:
+        """Return the models that failed for a retriable reason before the newest server came."""
+        return [key for key in self.failed if self.models[key].target.failed_at < self.newest]
+
+    # --- timers: the due times of replicas, models and servers, in one heap; what is no longer so is skipped ----------
+
+    def set_timer(self, due: int, model: str = "", generation: int = 0, server: str = "") -> None:
+        """Index a due time (for ``evolve``)."""
+        if due:
+            heappush(self._timers, (due, model, generation, server))
+
+    def next_due(self) -> int:
+        """Return the earliest log time (ms) at which something is due, or 0 for never."""
+        while self._timers:
+            due, model, generation, server = self._timers[0]
+            if self._due_of(model, generation, server) == due:
+                return due
+            heappop(self._timers)
+        return 0
+
+    def due_by(self, at: int, limit: int) -> list[tuple[str, int, str]]:
+        """Return up to ``limit`` (model, generation, server) that are due; generation 0 = the model or server itself."""
+        found: list[tuple[int, str, int, str]] = []
+        while self._timers and self._timers[0][0] <= at and len(found) < limit:
+            timer = heappop(self._timers)
+            if self._due_of(*timer[1:]) == timer[0] and timer not in found[-1:]:
+                found.append(timer)
+        for timer in found:
+            heappush(self._timers, timer)
+        return [timer[1:] for timer in found]
+
+    def _due_of(self, model: str, generation: int, server: str) -> int:
+        if model and server:
+            replica = self.replica(ReplicaKey(model, generation, server))
+            return replica.due if replica else 0
+        if model:
+            return self.models[model].due if model in self.models else 0
+        return self.servers[server].due if server in self.servers else 0
+
+    def command_of(self, replica: Replica) -> str:
+        """Return the kind of command outstanding for a replica, or an empty string."""
+        if replica.state in ARRIVING:
+            return "LoadModel"
+        return "UnloadModel" if replica.state in LEAVING else ""

@@ -1,0 +1,99 @@
+"""What to tell people about a model: computed from the state alone, with target and active side by side."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from magnetar_common.state import Model, Replica, State
+from magnetar_common.transitions import R
+
+
+class ModelState(StrEnum):
+    """The one word for how a model is."""
+
+    PROGRESSING = "Progressing"
+    AVAILABLE = "Available"
+    DEGRADED = "Degraded"
+    SCHEDULE_FAILED = "ScheduleFailed"
+    FAILED = "Failed"
+    TERMINATING = "Terminating"
+
+
+@dataclass(slots=True, frozen=True)
+class Active:
+    """A version that gets traffic."""
+
+    generation: int
+    weight: int
+    available: int
+
+
+@dataclass(slots=True, frozen=True)
+class ModelStatus:
+    """How a model is.
+
+    Attributes:
+        model: key.
+        state: Available = all that is wanted is in the route table; Degraded = fewer, and no more are to come;
+            ScheduleFailed = nothing of the wanted version fits anywhere; Failed = it cannot be loaded.
+        generation: the wanted version (the target).
+        wanted: replicas of it.
+        available: replicas of it in the route table.
+        active: who gets the traffic; another version than the target while a rollout is under way or stuck.
+        code: typed reason; empty when all is well.
+        reason: for people.
+        retriable: whether it may still come right by itself.
+        replicas: every one, in order of version and server.
+    """
+
+    model: str
+    state: ModelState
+    generation: int
+    wanted: int
+    available: int
+    active: tuple[Active, ...]
+    code: str
+    reason: str
+    retriable: bool
+    replicas: tuple[Replica, ...]
+
+
+def model_status(model: Model) -> ModelStatus:
+    """Return how a model is."""
+    replicas = tuple(sorted(model.replicas.values(), key=lambda r: (r.generation, r.server)))
+    available = _available(model, model.generation)
+    active = tuple(Active(t.generation, t.weight, _available(model, t.generation)) for t in model.traffic)
+    state, code, reason, retriable = _judge(model, available)
+    return ModelStatus(
+        model.key, state, model.generation, model.wanted, available, active, code, reason, retriable, replicas
+    )
+
+
+def _available(model: Model, generation: int) -> int:
+    return sum(replica.state is R.AVAILABLE for replica in model.of(generation))
+
+
+def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
+    if model.deleted:
+        return ModelState.TERMINATING, "", f"{len(model.replicas)} replicas are being unloaded", True
+    failed = model.target.failed
+    in_traffic = model.generation in model.routed()
+    if available >= model.wanted and in_traffic:
+        return ModelState.AVAILABLE, "", "", True
+    if failed is not None:
+        reason = "; ".join((failed.message, *failed.places))
+        state = ModelState.DEGRADED if available and in_traffic else ModelState.FAILED
+        return state, failed.code, reason, failed.retriable
+    if model.refused is not None:
+        arriving = any(r.live and r.state is not R.AVAILABLE for r in model.of(model.generation))
+        state = ModelState.DEGRADED if available and not arriving else ModelState.SCHEDULE_FAILED
+        state = ModelState.PROGRESSING if arriving else state
+        return state, "NO_ROOM", f"{model.refused.missing} of {model.wanted} replicas: {model.refused.message}", True
+    troubled = next((r for r in model.of(model.generation) if r.state is R.LOAD_FAILED), None)
+    if troubled is not None:
+        return ModelState.PROGRESSING, troubled.code, f"attempt {troubled.attempt} on {troubled.server}: {troubled.reason}", True
+    return ModelState.PROGRESSING, "", f"{available} of {model.wanted} replicas are available", True
+
+
+def statuses(state: State) -> list[ModelStatus]:
+    """Return how every model is, by key."""
+    return [model_status(state.models[key]) for key in sorted(state.models)]

@@ -1,0 +1,1 @@
+"""One interface to every kind of inference server."""

@@ -1,0 +1,114 @@
+"""A draft of a decision: facts decided so far, and a private copy of what they would change.
+
+``decide`` may not touch the state. It works on copies of the few models that it is about, folded with the very code
+that ``evolve`` uses, and keeps count of what it has reserved on servers meanwhile.
+"""
+
+from dataclasses import replace
+
+from magnetar_common.evolve import fold_model
+from magnetar_common.state import Model, Replica, Server, State
+from magnetar_common.transitions import R
+from magnetar_events import facts as f
+from magnetar_events.policy import Policy
+
+
+class Draft:
+    """What one input leads to.
+
+    Args:
+        state: only read.
+        at: log time (ms).
+    """
+
+    __slots__ = ("_models", "at", "bytes", "facts", "placed", "reserved", "state")
+
+    def __init__(self, state: State, at: int) -> None:
+        self.state = state
+        self.at = at
+        self.facts: list[f.Fact] = []
+        self.placed: dict[str, int] = {}
+        """Server → replicas added (or, below zero, taken away) by this draft."""
+        self.reserved: dict[tuple[str, str], int] = {}
+        """(host, device) → bytes added by this draft."""
+        self.bytes: dict[str, int] = {}
+        """Server → bytes added by this draft."""
+        self._models: dict[str, Model] = {}
+
+    @property
+    def policy(self) -> Policy:
+        """The rules in force."""
+        return self.state.policy
+
+    def model(self, key: str) -> Model | None:
+        """Return the model as it is after the facts so far. The copy is for reading: change it by ``emit``."""
+        copy = self._models.get(key)
+        if copy is not None:
+            return copy
+        model = self.state.models.get(key)
+        if model is None:
+            return None
+        copy = replace(
+            model,
+            versions={g: replace(v, places=dict(v.places)) for g, v in model.versions.items()},
+            replicas={k: replace(r) for k, r in model.replicas.items()},
+        )
+        self._models[key] = copy
+        return copy
+
+    def server(self, key: str) -> Server | None:
+        """Return a server as it was before this draft."""
+        return self.state.servers.get(key)
+
+    def emit(self, fact: f.Fact) -> None:
+        """Decide a fact."""
+        self.facts.append(fact)
+        key = getattr(fact, "model", None)
+        if key is None:
+            return
+        model = self.model(key)
+        if isinstance(fact, f.ModelRemoved):
+            self._models.pop(key, None)
+            return
+        if model is None:
+            model = self._models[key] = Model(key, deleted=isinstance(fact, f.ReplicaAdopted))
+        fold_model(model, fact, self.state.position + 1, self.at)
+        if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
+            self._reserve(fact.server, fact.bookings, +1)
+
+    def change(
+        self,
+        replica: Replica,
+        after: R,
+        *,
+        code: str = "",
+        reason: str = "",
+        retriable: bool = False,
+        attempt: int = 0,
+        due: int = 0,
+    ) -> None:
+        """Decide that a replica goes to another state."""
+        if after is R.UNLOADED:
+            self._reserve(replica.server, replica.bookings, -1)
+        self.emit(
+            f.ReplicaChanged(
+                replica.model,
+                replica.generation,
+                replica.server,
+                replica.state.value,
+                after.value,
+                code,
+                reason,
+                retriable,
+                attempt or replica.attempt,
+                due,
+            )
+        )
+
+    def _reserve(self, key: str, bookings: tuple[f.Booking, ...], sign: int) -> None:
+        server = self.state.servers[key]
+        self.placed[key] = self.placed.get(key, 0) + sign
+        for booking in bookings:
+            device = (server.info.host, booking.device)
+            self.reserved[device] = self.reserved.get(device, 0) + sign * booking.bytes
+            self.bytes[key] = self.bytes.get(key, 0) + sign * booking.bytes

@@ -1,0 +1,106 @@
+"""Decide on what the state itself waits for: timers, and the next piece of a large consequence."""
+
+from magnetar_common.state import Model, Server
+from magnetar_common.transitions import ARRIVING, LEAVING, R
+from magnetar_events import facts as f
+
+from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.inputs import Continue, TimerDue
+from magnetar_scheduler.reconcile import reconcile
+from magnetar_scheduler.reports import load_failed, unload_failed
+
+
+def on_timer(draft: Draft, source: TimerDue) -> None:
+    """Do what is due; at most a piece of it, the rest stays due."""
+    for key, generation, server in draft.state.due_by(draft.at, draft.policy.piece):
+        if key and server:
+            _replica_due(draft, key, generation, server)
+        elif key:
+            _model_due(draft, key)
+        else:
+            _server_due(draft, draft.state.servers[server])
+
+
+def _replica_due(draft: Draft, key: str, generation: int, server: str) -> None:
+    model = draft.model(key)
+    replica = model.replicas.get((generation, server)) if model else None
+    if replica is None or not 0 < replica.due <= draft.at:
+        return
+    policy = draft.policy
+    if replica.state in ARRIVING:
+        message = f"no answer to the load within {policy.load_timeout_ms} ms"
+        load_failed(draft, replica, "TIMEOUT", message, retriable=True)
+    elif replica.state is R.LOAD_FAILED:
+        due = draft.at + policy.load_timeout_ms
+        draft.change(replica, R.LOAD_REQUESTED, reason="tried again", attempt=replica.attempt + 1, due=due)
+    elif replica.state in LEAVING:
+        message = f"no answer to the unload within {policy.unload_timeout_ms} ms"
+        unload_failed(draft, replica, "TIMEOUT", message)
+    elif replica.state in (R.UNROUTE_REQUESTED, R.UNLOAD_FAILED):
+        draft.change(replica, R.UNLOAD_REQUESTED, reason=replica.reason, due=draft.at + policy.unload_timeout_ms)
+
+
+def _model_due(draft: Draft, key: str) -> None:
+    """Forget an undeployed model whose servers did not let go of it in time; what they still hold is found later."""
+    model = draft.model(key)
+    if model is None or not model.deleted:
+        return
+    for replica in list(model.replicas.values()):
+        if replica.state is not R.LOST:
+            draft.change(replica, R.LOST, code="DEADLINE", reason="not unloaded by the deadline")
+        draft.change(replica, R.UNLOADED, code="DEADLINE", reason="forgotten")
+    reconcile(draft, key)
+
+
+def _server_due(draft: Draft, server: Server) -> None:
+    if server.lost:
+        draft.emit(f.ServerForgotten(server.key))
+    elif not server.inventory:
+        due = draft.at + draft.policy.forget_server_ms
+        message = f"did not say what it holds within {draft.policy.lease_ms} ms"
+        draft.emit(f.ServerLost(server.key, server.incarnation, "NO_INVENTORY", message, due))
+
+
+def on_continue(draft: Draft, source: Continue) -> None:
+    """Work on the next piece: models with something missing, then what failed and may now work, then what waits for room."""
+    state, piece = draft.state, draft.policy.piece
+    unsettled = _first(state.unsettled, piece)
+    for key in unsettled:
+        reconcile(draft, key, "lost elsewhere" if _has_lost(state.models[key]) else "")
+    if len(unsettled) >= piece:
+        return
+    for key in state.revivable()[: piece - len(unsettled)]:
+        draft.emit(f.VersionRevived(key, state.models[key].generation, "a new server came"))
+        reconcile(draft, key, "a new server came", retry=True)
+    _retry_waiting(draft, piece)
+
+
+def _retry_waiting(draft: Draft, piece: int) -> None:
+    """Place what waits, most important and longest waiting first; what is like a model that did not fit is not tried."""
+    state = draft.state
+    order = sorted(
+        state.waiting, key=lambda key: (-state.models[key].target.spec.priority, state.models[key].target.position, key)
+    )
+    hopeless: set[object] = set()
+    placed = 0
+    for key in order:
+        spec = state.models[key].target.spec
+        like = (spec.requirements, spec.runtime.kind, spec.memory, spec.devices, spec.gpu_types, spec.server)
+        if like in hopeless:
+            continue
+        before = len(draft.facts)
+        reconcile(draft, key, "room was found", retry=True)
+        if any(isinstance(fact, f.ReplicaPlaced) for fact in draft.facts[before:]):
+            placed += 1
+            if placed >= piece:
+                return
+        elif not state.models[key].replicas and not state.models[key].target.places:
+            hopeless.add(like)  # nothing of its own stands in its way: no other of its like fits either
+
+
+def _has_lost(model: Model) -> bool:
+    return any(replica.state is R.LOST for replica in model.replicas.values())
+
+
+def _first(pending: dict[str, None], count: int) -> list[str]:
+    return sorted(pending)[:count] if len(pending) <= 4 * count else sorted(list(pending)[:count])

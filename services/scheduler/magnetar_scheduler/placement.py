@@ -1,0 +1,215 @@
+"""Placement: which server takes one more replica of a version, or why none does.
+
+Rules turn servers down, each with a sentence that reaches the user. Among those left the least loaded comes first, then
+the tightest memory fit, then the name: the same state always gives the same answer. Servers are asked in order of
+load, so that a decision looks at a few of them and does not slow down with the number of models.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from heapq import merge
+
+from magnetar_common.fleet import ServerClass, class_of
+from magnetar_common.state import Model, Server, Version
+from magnetar_events.facts import Booking, Candidate, Count
+from magnetar_events.models import ModelSpec
+from magnetar_events.records import Device
+
+from magnetar_scheduler.draft import Draft
+
+BEST = 5
+"""Candidates that a decision keeps as evidence."""
+
+EXAMPLES = 10
+"""Servers that a refusal keeps as evidence."""
+
+HOST_MEMORY = "cpu"
+"""The device of a replica that needs no accelerator."""
+
+RULES = {
+    "lost": "not answering",
+    "draining": "draining",
+    "starting": "not yet heard from in full",
+    "stale": "readings too old to trust",
+    "server": "not the server that was asked for",
+    "runtime": "another kind of runtime",
+    "requirements": "without a capability that is required",
+    "gpu-type": "without the right accelerators",
+    "beside": "already holding this version",
+    "failed-here": "where loading it failed before",
+    "max-models": "at its limit of models",
+    "memory-limit": "at its limit of memory",
+    "devices": "with too few devices",
+    "busy": "with devices too busy",
+    "memory": "without enough free memory",
+}
+"""Rule → what it says of a server that it turns down."""
+
+
+@dataclass(slots=True, frozen=True)
+class Placed:
+    """A server for the replica, what to reserve on it, and the best candidates."""
+
+    server: str
+    bookings: tuple[Booking, ...]
+    best: tuple[Candidate, ...]
+
+
+@dataclass(slots=True, frozen=True)
+class Refused:
+    """No server takes it: how many each rule turned down, and examples."""
+
+    refusals: tuple[Count, ...]
+    examples: tuple[Candidate, ...]
+    message: str = field(default="")
+
+
+def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
+    """Find a server for one more replica of a version, as things stand after the draft's facts."""
+    spec = version.spec
+    found: list[tuple[int, float, str, tuple[Booking, ...]]] = []
+    for key in draft.placed:
+        _try(draft, model, version, key, found, check_class=True)
+    level = -1
+    for load, key in _by_load(draft, spec):
+        if level >= 0 and (load > level or len(found) >= BEST):
+            break
+        if key not in draft.placed and _try(draft, model, version, key, found):
+            level = load
+    if not found:
+        return _refuse(draft, model, version)
+    found.sort()
+    _, _, server, bookings = found[0]
+    best = tuple(Candidate(key, load + slack, "") for load, slack, key, _ in found[:BEST])
+    return Placed(server, bookings, best)
+
+
+def _by_load(draft: Draft, spec: ModelSpec) -> Iterator[tuple[int, str]]:
+    eligible = [ranks for kind, ranks in draft.state.fleet.classes() if not _class_rule(kind, spec)]
+    return iter(eligible[0]) if len(eligible) == 1 else merge(*eligible)
+
+
+def _try(
+    draft: Draft,
+    model: Model,
+    version: Version,
+    key: str,
+    found: list[tuple[int, float, str, tuple[Booking, ...]]],
+    *,
+    check_class: bool = False,
+) -> bool:
+    server = draft.state.servers[key]
+    if check_class and (not server.schedulable or _class_rule(class_of(server), version.spec)):
+        return False
+    answer = _server_rule(draft, model, version, server)
+    if isinstance(answer, str):
+        return False
+    slack, bookings = answer
+    found.append((len(server.replicas) + draft.placed.get(key, 0), slack, key, bookings))
+    return True
+
+
+def _class_rule(kind: ServerClass, spec: ModelSpec) -> str:
+    """Return the rule by which a whole class is turned down, or an empty string."""
+    if spec.server and kind.server != spec.server:
+        return "server"
+    if spec.runtime.kind and kind.runtime != spec.runtime.kind:
+        return "runtime"
+    if not kind.capabilities.issuperset(spec.requirements):
+        return "requirements"
+    if spec.devices and spec.gpu_types and kind.gpu_types.isdisjoint(spec.gpu_types):
+        return "gpu-type"
+    return ""
+
+
+def _server_rule(
+    draft: Draft, model: Model, version: Version, server: Server
+) -> str | tuple[float, tuple[Booking, ...]]:
+    """Return the rule by which a schedulable server is turned down, or (slack from 0 to 1, what to reserve)."""
+    spec, info = version.spec, server.info
+    if (version.generation, server.key) in model.replicas:
+        return "beside"
+    if server.key in version.places:
+        return "failed-here"
+    if info.max_models and len(server.replicas) + draft.placed.get(server.key, 0) >= info.max_models:
+        return "max-models"
+    wanted = max(1, spec.devices)
+    if info.memory_bytes:
+        promised = info.memory_bytes * (100 + info.over_commit_percent) // 100
+        if server.booked + draft.bytes.get(server.key, 0) + wanted * spec.memory > promised:
+            return "memory-limit"
+    devices = _devices(server, spec)
+    if len(devices) < wanted:
+        return "devices"
+    usable = [d for d in devices if d.kind == "cpu" or d.utilisation < draft.policy.utilisation_limit]
+    if len(usable) < wanted:
+        return "busy"
+    rooms = sorted((room, d.uuid, d.total) for d in usable if (room := room_on(draft, server, d)) >= spec.memory)
+    if len(rooms) < wanted:
+        return "memory"
+    chosen = rooms[:wanted]
+    slack = max((room - spec.memory) / (total or 1) for room, _, total in chosen)
+    return slack, tuple(Booking(uuid, spec.memory) for _, uuid, _ in chosen)
+
+
+def _devices(server: Server, spec: ModelSpec) -> list[Device]:
+    if not spec.devices:
+        host = server.devices.get(HOST_MEMORY)
+        return [host] if host is not None and not host.error else []
+    parents = {device.parent for device in server.devices.values() if device.parent}
+    return [
+        device
+        for device in server.devices.values()
+        if device.kind != "cpu"
+        and not device.error
+        and device.uuid not in parents
+        and (not spec.gpu_types or device.gpu_type in spec.gpu_types)
+    ]
+
+
+def room_on(draft: Draft, server: Server, device: Device) -> int:
+    """Return the bytes that one more replica may take on a device: what is not promised, and not taken by others either.
+
+    What is booked counts whether or not a reading shows it yet; what strangers took shows in the reading.
+    """
+    key = (server.info.host, device.uuid)
+    more = draft.reserved.get(key, 0)
+    promised = device.total * (100 + server.info.over_commit_percent) // 100
+    room = promised - draft.state.booked.get(key, 0) - more
+    if server.info.over_commit_percent:
+        return room
+    return min(room, min(device.free, device.largest_free) - draft.state.arriving.get(key, 0) - more)
+
+
+def rule_against(draft: Draft, model: Model, version: Version, server: Server) -> str:
+    """Return the first rule that turns this server down for one more replica, or an empty string."""
+    if server.lost:
+        return "lost"
+    if server.record.status != "UP":
+        return "draining" if server.record.status == "DRAINING" else "starting"
+    if not server.inventory:
+        return "starting"
+    if server.stale:
+        return "stale"
+    rule = _class_rule(class_of(server), version.spec)
+    if rule:
+        return rule
+    answer = _server_rule(draft, model, version, server)
+    return answer if isinstance(answer, str) else ""
+
+
+def _refuse(draft: Draft, model: Model, version: Version) -> Refused:
+    counts: dict[str, int] = {}
+    examples: list[Candidate] = []
+    for key in sorted(draft.state.servers):
+        rule = rule_against(draft, model, version, draft.state.servers[key])
+        counts[rule] = counts.get(rule, 0) + 1
+        if len(examples) < EXAMPLES:
+            examples.append(Candidate(key, 0.0, rule))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    if ordered:
+        told = "; ".join(f"{n} {RULES[rule]}" for rule, n in ordered)
+        message = f"fits on none of {len(draft.state.servers)} servers: {told}"
+    else:
+        message = "there is no server yet"
+    return Refused(tuple(Count(rule, n) for rule, n in ordered), tuple(examples), message)

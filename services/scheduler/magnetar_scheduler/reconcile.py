@@ -1,0 +1,137 @@
+"""Bring one model towards what is wanted of it. Everything that happens to a model ends here.
+
+Order, always: load, verify, route; and backwards: unroute, grace, unload. The new version's replicas are in the route
+table before the old version's leave it.
+"""
+
+from magnetar_common.state import Model, Replica
+from magnetar_common.transitions import R
+from magnetar_events import facts as f
+
+from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.placement import Placed, place
+
+_VICTIMS = {R.LOAD_FAILED: 0, R.LOAD_REQUESTED: 1, R.LOADING: 2, R.LOADED: 3, R.AVAILABLE: 4}
+"""Whom to let go of first when there are too many: what is least far along."""
+
+
+def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False) -> None:
+    """Decide what a model needs next.
+
+    Args:
+        draft: takes the facts.
+        key: the model.
+        reason: of new placements, for people.
+        retry: try again to place what did not fit before.
+    """
+    model = draft.model(key)
+    if model is None:
+        return
+    if model.deleted:
+        _wind_down(draft, model)
+        return
+    _fill(draft, model, reason or "wanted", retry=retry)
+    _trim(draft, model)
+    _route(draft, model)
+    _retire(draft, model)
+
+
+def let_go(draft: Draft, replica: Replica, reason: str) -> None:
+    """Start to take a replica away, from whatever state it is in."""
+    if replica.state is R.AVAILABLE:
+        draft.change(replica, R.UNROUTE_REQUESTED, reason=reason, due=draft.at + draft.policy.unload_grace_ms + 1)
+    elif replica.state in (R.LOAD_REQUESTED, R.LOADING, R.LOAD_FAILED, R.LOADED):
+        draft.change(replica, R.UNLOAD_REQUESTED, reason=reason, due=draft.at + draft.policy.unload_timeout_ms)
+    elif replica.state is R.LOST:
+        draft.change(replica, R.UNLOADED, reason=reason)
+
+
+def _fill(draft: Draft, model: Model, reason: str, *, retry: bool) -> None:
+    missing = model.missing()
+    if model.refused is not None and not retry and missing:
+        return
+    version = model.versions[model.generation]
+    for left in range(missing, 0, -1):
+        answer = place(draft, model, version)
+        if not isinstance(answer, Placed):
+            if version.places:  # it was tried elsewhere and failed there; no place is left
+                fail(draft, model, "LOAD_FAILED", "no other server takes it", retriable=True)
+            elif model.refused is None or model.refused.missing != left or model.refused.message != answer.message:
+                draft.emit(
+                    f.PlacementRefused(
+                        model.key, model.generation, left, answer.message, answer.refusals, answer.examples
+                    )
+                )
+            return
+        draft.emit(
+            f.ReplicaPlaced(
+                model.key,
+                model.generation,
+                answer.server,
+                answer.bookings,
+                reason,
+                draft.at + draft.policy.load_timeout_ms,
+                (),
+                answer.best,
+            )
+        )
+    if model.refused is not None:
+        draft.emit(f.PlacementSettled(model.key))
+
+
+def fail(draft: Draft, model: Model, code: str, message: str, *, retriable: bool) -> None:
+    """Decide that the wanted version cannot be had, with every place that was tried."""
+    version = model.versions[model.generation]
+    if version.failed is None:
+        places = tuple(f"{server}: {why}" for server, why in sorted(version.places.items()))
+        draft.emit(f.VersionFailed(model.key, model.generation, code, message, retriable, places))
+
+
+def _trim(draft: Draft, model: Model) -> None:
+    target = list(model.of(model.generation))
+    live = [replica for replica in target if replica.live]
+    available = sum(replica.state is R.AVAILABLE for replica in live)
+    for replica in sorted(live, key=lambda r: (_VICTIMS[r.state], r.server))[: max(0, len(live) - model.wanted)]:
+        let_go(draft, replica, "more than wanted")
+    for replica in target:
+        if replica.state is R.LOST and available >= model.wanted:
+            let_go(draft, replica, "replaced")
+        elif replica.draining and available >= min(model.wanted, max(1, len(live))):
+            let_go(draft, replica, "its server is draining")
+
+
+def _route(draft: Draft, model: Model) -> None:
+    """Put what is loaded into the route table, and hand the traffic over once the wanted version can take it."""
+    routed = model.routed()
+    ready = [replica for replica in model.of(model.generation) if replica.state in (R.LOADED, R.AVAILABLE)]
+    if model.generation not in routed:
+        serving = any(r.state is R.AVAILABLE for r in model.replicas.values() if r.generation in routed)
+        if len(ready) >= model.wanted or (ready and not serving):
+            draft.emit(
+                f.TrafficChanged(model.key, (f.TrafficTarget(model.generation, 100),), "the wanted version is ready")
+            )
+    routed = model.routed()
+    for replica in list(model.replicas.values()):
+        if replica.state is R.LOADED and replica.generation in routed:
+            draft.change(replica, R.AVAILABLE)
+
+
+def _retire(draft: Draft, model: Model) -> None:
+    """Let go of versions that are neither wanted nor get traffic; forget those of which nothing is left."""
+    keep = model.routed() | {model.generation}
+    for replica in list(model.replicas.values()):
+        if replica.generation not in keep:
+            let_go(draft, replica, f"superseded by version {model.generation}")
+    held = {replica.generation for replica in model.replicas.values()}
+    for generation in sorted(model.versions):
+        if generation not in keep and generation not in held:
+            draft.emit(f.VersionRetired(model.key, generation))
+
+
+def _wind_down(draft: Draft, model: Model) -> None:
+    if model.traffic:
+        draft.emit(f.TrafficChanged(model.key, (), "undeployed"))
+    for replica in list(model.replicas.values()):
+        let_go(draft, replica, "undeployed")
+    if not model.replicas:
+        draft.emit(f.ModelRemoved(model.key))

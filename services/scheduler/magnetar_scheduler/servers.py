@@ -1,0 +1,108 @@
+"""Decide on servers: who joined, who is another life of a known one, who is lost, and what their devices say."""
+
+from magnetar_common.state import Server
+from magnetar_events import facts as f
+from magnetar_events.records import ServerInfo, ServiceRecord
+
+from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.inputs import LeaseLapsed, ReadingChanged, ReadingStale, RegistryChanged
+from magnetar_scheduler.inventory import expected_digest
+
+
+def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
+    """Compare an instance's record, or its absence, with what the state says of that server."""
+    record = source.record
+    if record is None:
+        for server in draft.state.servers.values():
+            if server.record.instance_id == source.instance and not server.lost:
+                _lose(draft, server, "GONE", "it left the registry")
+        return
+    info = record.server
+    if info is None or info.cluster != draft.state.cluster:
+        return
+    server = draft.server(info.key)
+    if server is None:
+        if record.status != "DOWN":
+            _join(draft, info.key, record)
+        return
+    if server.incarnation != info.incarnation:
+        if record.status != "DOWN" and info.incarnation not in server.superseded:
+            draft.emit(f.ServerSuperseded(server.key, server.incarnation))
+            _join(draft, server.key, record)
+        return
+    if record.status == "DOWN":
+        if not server.lost and not record.declared_by:
+            _lose(draft, server, "DOWN", "its agent said goodbye")
+    elif server.lost:
+        draft.emit(f.ServerReturned(server.key, server.incarnation, record, draft.at + draft.policy.lease_ms))
+    elif essence(record) != essence(server.record):
+        draft.emit(f.ServerUpdated(server.key, record))
+    elif reading_differs(server, info, draft.policy.reading_delta, draft.policy.utilisation_limit):
+        _read(draft, server, info)
+
+
+def on_reading_changed(draft: Draft, source: ReadingChanged) -> None:
+    """Take up new readings; a digest that is not the expected one makes the leader ask what is held."""
+    info = source.record.server
+    server = draft.server(info.key) if info else None
+    if info is None or server is None or server.incarnation != info.incarnation or server.lost:
+        return
+    _read(draft, server, info)
+
+
+def on_reading_stale(draft: Draft, source: ReadingStale) -> None:
+    """Place nothing more by an old reading."""
+    server = draft.server(source.server)
+    if server is not None and not server.lost and not server.stale:
+        draft.emit(f.ServerReadingStale(source.server))
+
+
+def on_lease_lapsed(draft: Draft, source: LeaseLapsed) -> None:
+    """Declare a silent server lost."""
+    server = draft.server(source.server)
+    if server is not None and server.incarnation == source.incarnation and not server.lost:
+        _lose(draft, server, "LEASE_LAPSED", f"silent for more than {draft.policy.lease_ms} ms")
+
+
+def essence(record: ServiceRecord) -> ServiceRecord:
+    """Return a record without what changes with every heartbeat: two equal essences need no new fact."""
+    info = record.server
+    if info is not None:
+        info = info.model_copy(update={"devices": (), "loads": 0, "digest": "", "report": 0, "disk_bytes": 0})
+    return record.model_copy(update={"timestamp": 0, "declared_by": "", "server": info})
+
+
+def reading_differs(server: Server, info: ServerInfo, delta: float, limit: float) -> bool:
+    """Whether a heartbeat's readings differ enough from the logged ones to be worth a fact.
+
+    They do when memory moves by ``delta`` of the total, utilisation crosses ``limit``, a device comes, goes or fails,
+    the digest of the index changes, or the logged reading was stale.
+    """
+    if server.stale or info.digest != server.digest or len(info.devices) != len(server.devices):
+        return True
+    for device in info.devices:
+        old = server.devices.get(device.uuid)
+        if old is None or device.total != old.total or bool(device.error) != bool(old.error):
+            return True
+        threshold = delta * max(device.total, 1)
+        if abs(device.free - old.free) > threshold or abs(device.largest_free - old.largest_free) > threshold:
+            return True
+        if (device.utilisation < limit) != (old.utilisation < limit):
+            return True
+    return False
+
+
+def _read(draft: Draft, server: Server, info: ServerInfo) -> None:
+    draft.emit(f.ServerReadingChanged(server.key, info.devices, info.loads, info.digest))
+    expected = expected_digest(server)
+    if server.inventory and not server.inventory_asked and expected not in (None, info.digest):
+        draft.emit(f.InventoryRequested(server.key, f"its index has digest {info.digest}, expected {expected}"))
+
+
+def _join(draft: Draft, key: str, record: ServiceRecord) -> None:
+    draft.emit(f.ServerJoined(key, record, draft.at + draft.policy.lease_ms))
+
+
+def _lose(draft: Draft, server: Server, code: str, reason: str) -> None:
+    due = draft.at + draft.policy.forget_server_ms
+    draft.emit(f.ServerLost(server.key, server.incarnation, code, reason, due))
