@@ -5,11 +5,11 @@
 BIN = .venv/bin
 
 help: ## say what there is
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 10
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-10s%s\n", $$1, $$2}' Makefile
 
 setup: .venv/.ready ## make .venv (instant when it is up to date); PYTHON=... chooses the interpreter
 
-.venv/.ready: pyproject.toml constraints.txt tools/setup.sh tools/preflight.py
+.venv/.ready: pyproject.toml constraints.txt
 	@sh tools/setup.sh
 
 demo: .venv/.ready ## a model from DeployModel to inference, two failures survived, and the story from the log

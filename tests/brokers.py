@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magnetar_common.brokers import BrokerUnavailableError, RunningBroker, embedded
+from magnetar_common.brokers import BrokerUnavailable, RunningBroker, embedded
 from magnetar_common.brokers.select import own_pulsar
 from tests.plugin import NEEDS, absent
 
@@ -39,7 +39,7 @@ def own_pulsar_broker(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[R
     """A real Pulsar for this test alone, which it may kill and restart: 3 to 6 s each. It marks the test `pulsar`."""
     try:
         broker = own_pulsar(tmp_path / "pulsar")
-    except BrokerUnavailableError as reason:
+    except BrokerUnavailable as reason:
         absent(pytestconfig, "pulsar", str(reason))
         raise  # not reached: `absent` ends the test
     with broker:

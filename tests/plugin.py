@@ -1,8 +1,8 @@
 """Tests that need something big: whether this machine has it, and what the run says of it in its last lines.
 
-A test asks by marker (`pulsar`, `mlserver`, `triton`) or by using a fixture that stands for one. What is absent is found
-out once, before the first test, and only when a selected test needs it. Tests whose need is absent are skipped, and the
-last lines count them; `MAGNETAR_REQUIRE=pulsar,mlserver,triton` makes them fail instead.
+A test asks by marker (`pulsar`, `mlserver`, `triton`) or by using a fixture that stands for one. What is absent is
+found out once, before the first test, and only when a selected test needs it. Tests whose need is absent are skipped,
+and the last lines count them; `MAGNETAR_REQUIRE=pulsar,mlserver,triton` makes them fail instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from magnetar_common.brokers import BrokerError, BrokerUnavailableError, RunningBroker
+from magnetar_agent import environments
+from magnetar_common.brokers import BrokerError, BrokerUnavailable, RunningBroker
 from magnetar_common.brokers.select import real_pulsar
 
 NEEDED_BY_FIXTURE = {"pulsar_broker": "pulsar", "own_pulsar_broker": "pulsar"}
@@ -83,7 +84,7 @@ class Needs:
         self._data = Path(tempfile.mkdtemp(prefix="magnetar-pulsar-"))
         try:
             self.pulsar = real_pulsar(self._data)
-        except BrokerUnavailableError as reason:
+        except BrokerUnavailable as reason:
             return str(reason)
         if self.pulsar.admin_url:
             version = httpx.get(f"{self.pulsar.admin_url}/admin/v2/brokers/version").raise_for_status().text
@@ -99,12 +100,14 @@ class Needs:
 
 
 def _server(kind: str) -> Callable[[Needs], str | None]:
-    def unavailable(_needs: Needs) -> str | None:
-        from tools import servers
+    def ensure(_needs: Needs) -> str | None:
+        try:
+            environments.ensure(kind)
+        except environments.EnvironmentUnavailable as reason:
+            return str(reason)
+        return None
 
-        return servers.unavailable(kind)
-
-    return unavailable
+    return ensure
 
 
 PROBES: dict[str, Callable[[Needs], str | None]] = {
@@ -162,8 +165,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         if not item.get_closest_marker(need.marker):
             continue
         if need.absent is not None or report.skipped:
-            if report.when == "setup":
-                need.not_run[item.nodeid] = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+            if report.when != "teardown":
+                said = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
+                need.not_run[item.nodeid] = said.removeprefix("Skipped: ")
         elif report.failed:
             need.failed.add(item.nodeid)
         elif report.when == "call":

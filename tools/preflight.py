@@ -22,7 +22,7 @@ def problem() -> str | None:
         return f"install the venv module of {python} (Debian and Ubuntu: apt-get install {python}-venv)"
     if (here := (platform.system(), platform.machine())) not in PLATFORMS:
         return f"use {' or '.join(' '.join(known) for known in sorted(PLATFORMS))}; this is {' '.join(here)}"
-    cache = Path(os.environ.get("MAGNETAR_CACHE") or Path.home() / ".cache" / "magnetar")
+    cache = Path(os.environ.get("MAGNETAR_CACHE") or "~/.cache/magnetar").expanduser()
     for place in (Path.cwd(), cache.absolute()):
         existing = next(folder for folder in (place, *place.parents) if folder.exists())
         if (free := shutil.disk_usage(existing).free / 2**30) < DISK_GIB:

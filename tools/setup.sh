@@ -16,7 +16,9 @@ fi
 
 echo "setting up .venv with $("$python" --version)" >&2
 rm -f .venv/.ready
-"$python" -m venv --clear .venv
+# One that is there and runs the same Python is brought up to date in place: somebody may be using it.
+version() { "$1" -c 'import sys; print(sys.version)' 2>/dev/null; }
+[ "$(version .venv/bin/python)" = "$(version "$python")" ] || "$python" -m venv --clear .venv
 pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 pip install --quiet --constraint constraints.txt 'pip>=25.1' # the first that knows dependency groups
 pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev

@@ -276,9 +276,10 @@ class PlacementRefused:
 
 @dataclass(slots=True)
 class PlacementSettled:
-    """Nothing of the model waits for room any more."""
+    """Nothing of the version waits for room any more."""
 
     model: str
+    generation: int
 
 
 @dataclass(slots=True)
@@ -328,6 +329,7 @@ class ReplicaMeasured:
     digest: str
     measured: tuple[Booking, ...]
     parallel: int
+    http_port: int
     fetch_ms: int
     load_ms: int
     verify_ms: int
@@ -420,6 +422,7 @@ class ServerReturned:
     """A lost server, in the same life, is there again; like one that joined, it must say what it holds."""
 
     server: str
+    incarnation: str
     record: ServiceRecord
     due: int
 

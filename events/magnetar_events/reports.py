@@ -53,12 +53,14 @@ class ModelLoaded(_OfReplica):
         digest: sha256 of the artifact's tree.
         memory: per device.
         parallel: workers or instances that serve it.
+        http_port: where it answers, if it has a port of its own; 0 = the server's.
         times: how long each phase took.
     """
 
     digest: _Digest = ""
     memory: tuple[DeviceMemory, ...] = ()
     parallel: Count = 1
+    http_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     times: LoadTimes = Field(default_factory=LoadTimes)
 
 

@@ -50,7 +50,8 @@ def _survives_a_crash(broker: RunningBroker) -> None:
     assert broker.pid is None
     broker.restart()
     assert broker.service_url == address
-    assert broker.pid not in (None, first)
+    if first is not None:  # in Docker the process is the engine's
+        assert broker.pid not in (None, first)
     _publish(broker, [b"three"])
     assert _read(broker, 3) == [b"one", b"two", b"three"]
 
@@ -59,10 +60,7 @@ def test_what_was_acknowledged_survives_kill_9_of_the_embedded_broker(own_embedd
     _survives_a_crash(own_embedded_broker)
 
 
-@pytest.mark.pulsar
 def test_what_was_acknowledged_survives_kill_9_of_a_real_pulsar(own_pulsar_broker: RunningBroker) -> None:
-    if own_pulsar_broker.kind == "docker":
-        pytest.skip("the process belongs to the Docker engine")
     _survives_a_crash(own_pulsar_broker)
 
 

@@ -2,16 +2,16 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from magnetar_common.brokers import RunningBroker
-from magnetar_common.bus import Bus, connect
+from magnetar_common.bus import Bus, MessageId, connect
 from magnetar_common.errors import CannotFence, TopicHeld
 from magnetar_common.settings import BusSettings
-from tests.contract.bus_contract import BusContract, Connect
+from tests.contract.bus_contract import Acks, BusContract, Connect, read_all
 
 TOPIC = "persistent://public/default/locked"
 
@@ -26,18 +26,37 @@ sys.stdin.read()
 """
 
 
-def never(topic: str) -> None:
-    raise AssertionError(f"the embedded broker can do this to no topic: {topic}")
-
-
 @pytest.fixture
 def settings(embedded_broker: RunningBroker, tmp_path: Path) -> BusSettings:
     return BusSettings(url=embedded_broker.service_url, admin_url="", data_dir=str(tmp_path), operation_timeout_s=5)
 
 
-class TestEmbeddedBus(BusContract):
-    compacts = False
+FORK = """
+import os, sys
+from magnetar_common.bus import connect
+from magnetar_common.errors import BusRefused
+from magnetar_common.settings import BusSettings
+bus = connect(BusSettings(url=sys.argv[1], admin_url=""))
+reader = bus.reader(sys.argv[2])
+if os.fork() == 0:
+    for use in (lambda: reader.read(0), lambda: bus.producer(sys.argv[2])):
+        try:
+            use()
+        except BusRefused as error:
+            assert "forked" in str(error), error
+        else:
+            os._exit(1)
+    bus.close()
+    os._exit(0)
+_, status = os.wait()
+bus.producer(sys.argv[2]).send(b"the parent goes on")
+assert reader.read(10) is not None
+bus.close()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
 
+
+class TestEmbeddedBus(BusContract):
     @pytest.fixture
     def connect(self, settings: BusSettings) -> Iterator[Connect]:
         opened: list[Bus] = []
@@ -49,14 +68,6 @@ class TestEmbeddedBus(BusContract):
         yield opening
         for bus in opened:
             bus.close()
-
-    @pytest.fixture
-    def compact(self) -> Callable[[str], None]:
-        return never
-
-    @pytest.fixture
-    def depose(self) -> Callable[[str], None]:
-        return never
 
 
 def test_without_a_data_folder_nothing_is_held(settings: BusSettings) -> None:
@@ -84,4 +95,29 @@ def test_a_killed_holder_lets_go(settings: BusSettings) -> None:
         holder.kill()
         holder.communicate()
     bus.producer(TOPIC, exclusive=True).close()
+    bus.close()
+
+
+def test_a_forked_child_is_told_not_to_use_the_connection(settings: BusSettings) -> None:
+    """In a child process the bus and its readers refuse with a clear error instead of hanging; the parent goes on."""
+    done = subprocess.run([sys.executable, "-c", FORK, settings.url, TOPIC + "-fork"], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_what_was_acknowledged_survives_a_kill_of_the_broker(own_embedded_broker: RunningBroker) -> None:
+    """Pipelined sends across `kill -9` of the broker: nothing acknowledged is lost, none is doubled, order is kept."""
+    bus = connect(BusSettings(url=own_embedded_broker.service_url, admin_url="", operation_timeout_s=2))
+    producer, acks = bus.producer(TOPIC, batching=True), Acks()
+    for n in range(200):
+        producer.send_async(f"{n}".encode(), acks)
+    acks.wait(200)
+    own_embedded_broker.kill()
+    for n in range(200, 400):
+        producer.send_async(f"{n}".encode(), acks)
+        producer.flush()
+    assert len(acks.answers) == 200
+    own_embedded_broker.restart()
+
+    assert all(isinstance(answer, MessageId) for answer in acks.wait(400))
+    assert [message.payload for message in read_all(bus.reader(TOPIC))] == [f"{n}".encode() for n in range(400)]
     bus.close()

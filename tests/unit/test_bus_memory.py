@@ -7,7 +7,7 @@ import pytest
 from magnetar_common.bus import Bus, MessageId
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.errors import BusUnavailable, Fenced, SendTimedOut
-from tests.contract.bus_contract import Acks, BusContract, Connect, read_all
+from tests.contract.bus_contract import Acks, BusContract, CompactionContract, Connect, FencingContract, read_all
 
 TOPIC = "persistent://public/default/t"
 
@@ -17,7 +17,7 @@ def broker() -> MemoryBroker:
     return MemoryBroker()
 
 
-class TestMemoryBus(BusContract):
+class TestMemoryBus(BusContract, FencingContract, CompactionContract):
     @pytest.fixture
     def connect(self, broker: MemoryBroker) -> Iterator[Connect]:
         opened: list[Bus] = []
@@ -40,7 +40,7 @@ class TestMemoryBus(BusContract):
 
 
 def test_a_cut_off_bus_queues_and_stores_on_reconnecting(broker: MemoryBroker) -> None:
-    """Pipelined sends wait for the connection and are then stored in order; a blocking one times out, a reader waits."""
+    """Pipelined sends wait for the connection, then are stored in order; a blocking one times out."""
     bus, acks = MemoryBus(broker), Acks()
     producer, reader = bus.producer(TOPIC), bus.reader(TOPIC)
     broker.disconnect(bus)

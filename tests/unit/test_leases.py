@@ -24,25 +24,31 @@ class World:
         self.alive = {f"i{n}" for n in range(instances)}
         self.path = True
         self.lost: dict[str, float] = {}
+        self.heard: dict[str, float] = {}
         self._entry = 0
         self._turn = 0
         for instance in sorted(self.alive):
             self.beat(instance)
 
+    def _beats_now(self, instance: str) -> bool:
+        return self._turn % 12 == int(instance[1:]) % 12
+
     def beat(self, instance: str) -> bool:
         self._entry += 1
+        self.heard[instance] = self.now
         return self.leases.observe(instance, MessageId(0, self._entry), self.now)
 
     def turn(self) -> None:
         self.now += STEP
         self._turn += 1
-        if self.path and self._turn % 12 == 0:
-            for instance in sorted(self.alive):
+        for instance in sorted(self.alive):
+            if self.path and self._beats_now(instance):
                 self.beat(instance)
         self.leases.tick(self.now)
         if self.path and self._turn % 4 == 0:
             self.leases.probe_seen(self.now - 0.01, self.now)
         for instance in self.leases.lapsed(self.now):
+            assert self.now - self.heard[instance] > 9.0, "lapsed before a lease of silence"
             self.lost[instance] = self.now
 
     def run(self, seconds: float) -> None:
@@ -145,6 +151,35 @@ def test_l18_a_mass_loss_is_evicted_at_the_limit_and_every_suspicion_ages_out() 
     assert world.leases.holding(world.now) == ""
 
 
+def test_l18_the_limit_is_a_share_of_the_fleet_as_it_was_before_the_loss() -> None:
+    world = World(POLICY.model_copy(update={"eviction_share": 0.5}), instances=40)
+    world.alive -= {f"i{n}" for n in range(10)}
+    world.run(13)
+    assert len(world.lost) == 10
+    world.alive -= {f"i{n}" for n in range(10, 20)}
+    world.run(13)
+    assert len(world.lost) == 20
+
+
+def test_l18_the_longest_silent_goes_first() -> None:
+    world = World(instances=4)
+    for instance in ("i3", "i2", "i0", "i1"):
+        world.alive.discard(instance)
+        world.run(12 if instance == "i3" else 4)
+    assert set(world.lost) == {"i3"}
+    world.run(240)
+    assert sorted(world.lost, key=world.lost.__getitem__) == ["i3", "i2", "i0", "i1"]
+
+
+def test_l18_an_eviction_in_progress_stops_while_the_probe_is_missing() -> None:
+    world = World(instances=40)
+    world.alive.clear()
+    world.run(11)
+    world.path = False
+    world.run(300)
+    assert len(world.lost) == 4
+
+
 def test_l18_a_path_that_flaps_for_ever_does_not_keep_the_dead() -> None:
     world = World(GENEROUS, instances=2)
     world.alive = {"i1"}
@@ -207,8 +242,8 @@ def test_a_probe_that_took_too_long_proves_nothing() -> None:
     for _ in range(200):
         world.turn()
         world.leases.probe_seen(world.now - 5.0, world.now)
+        assert world.leases.suspected(world.now) == {} or "has been missing" in world.leases.holding(world.now)
     assert world.lost == {}
-    assert world.leases.holding(world.now)
 
 
 def test_each_instance_may_have_a_lease_of_its_own() -> None:

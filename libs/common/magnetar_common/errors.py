@@ -17,6 +17,10 @@ class BusRefused(BusError):
     """The broker said no (permission, schema, size, name); trying again will not help."""
 
 
+class NotThere(BusRefused):
+    """The broker has no such topic, namespace or tenant."""
+
+
 class SendTimedOut(BusUnavailable):
     """No acknowledgement came. The message may have been stored all the same."""
 

@@ -13,7 +13,7 @@ from magnetar_events.records import ServerInfo
 
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
 from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Version
-from magnetar_common.transitions import ARRIVING, LEAVING, R, is_legal
+from magnetar_common.transitions import ARRIVING, LEAVING, STATES, R, is_legal
 
 
 def fold(state: State, entry: Entry, message_id: str = "") -> bool:
@@ -68,20 +68,24 @@ def fold_model(model: Model, fact: Any, position: int, at: int) -> bool:
 
 
 def _model_wanted(model: Model, fact: f.ModelWanted, position: int, at: int) -> bool:
-    model.generation = fact.generation
-    model.wanted = fact.spec.replicas
-    model.deleted, model.due, model.refused = False, 0, None
-    model.versions[fact.generation] = Version(fact.generation, fact.spec, position, at, fact.spec.artifact_digest)
+    spec = fact.spec
+    model.generation, model.deleted, model.due = fact.generation, False, 0
+    model.versions[fact.generation] = Version(
+        fact.generation, spec, position, at, wanted=spec.replicas, digest=spec.artifact_digest
+    )
     return True
 
 
 def _model_scaled(model: Model, fact: f.ModelScaled, position: int, at: int) -> bool:
-    model.wanted, model.owner, model.refused = fact.replicas, fact.owner, None
+    version = model.versions.get(model.generation)
+    if version is None:
+        return False
+    version.wanted, version.refused, model.owner = fact.replicas, None, fact.owner
     return True
 
 
 def _model_undeployed(model: Model, fact: f.ModelUndeployed, position: int, at: int) -> bool:
-    model.deleted, model.due, model.refused = True, fact.due, None
+    model.deleted, model.due = True, fact.due
     return True
 
 
@@ -97,9 +101,7 @@ def _version_failed(model: Model, fact: f.VersionFailed, position: int, at: int)
     version = model.versions.get(fact.generation)
     if version is None:
         return False
-    version.failed, version.failed_at = fact, position
-    if fact.generation == model.generation:
-        model.refused = None
+    version.failed, version.failed_at, version.refused = fact, position, None
     return True
 
 
@@ -145,9 +147,9 @@ def _replica_adopted(model: Model, fact: f.ReplicaAdopted, position: int, at: in
 
 def _replica_changed(model: Model, fact: f.ReplicaChanged, position: int, at: int) -> bool:
     replica = model.replicas.get((fact.generation, fact.server))
-    if replica is None or replica.state != fact.before or fact.after not in R or not is_legal(replica.state, R(fact.after)):
+    after = STATES.get(fact.after)
+    if replica is None or after is None or replica.state != fact.before or not is_legal(replica.state, after):
         return False
-    after = R(fact.after)
     if after is R.UNLOADED:
         del model.replicas[fact.generation, fact.server]
         return True
@@ -166,18 +168,23 @@ def _replica_measured(model: Model, fact: f.ReplicaMeasured, position: int, at: 
     if replica is None:
         return False
     replica.digest, replica.measured, replica.parallel = fact.digest, fact.measured, fact.parallel
+    replica.http_port = fact.http_port
     return True
 
 
 def _placement_refused(model: Model, fact: f.PlacementRefused, position: int, at: int) -> bool:
-    if model.deleted or fact.generation != model.generation:
+    version = model.versions.get(fact.generation)
+    if version is None:
         return False
-    model.refused = fact
+    version.refused = fact
     return True
 
 
 def _placement_settled(model: Model, fact: f.PlacementSettled, position: int, at: int) -> bool:
-    model.refused = None
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.refused = None
     return True
 
 
@@ -258,7 +265,7 @@ def index_replica(state: State, key: ReplicaKey, replica: Replica | None) -> Non
 
 def index_model(state: State, model: Model) -> None:
     """Keep the pending sets in step with a model."""
-    if model.refused is not None:
+    if model.waits():
         state.waiting[model.key] = None
     else:
         state.waiting.pop(model.key, None)
@@ -267,7 +274,7 @@ def index_model(state: State, model: Model) -> None:
         state.failed[model.key] = None
     else:
         state.failed.pop(model.key, None)
-    if (model.generation in model.versions or model.deleted) and model.unsettled():
+    if model.unsettled():
         state.unsettled[model.key] = None
     else:
         state.unsettled.pop(model.key, None)

@@ -122,9 +122,9 @@ class Leases:
         self._vouched = max(self._vouched, sent)
 
     def silent(self, instance: str) -> bool:
-        """Whether an instance's lease has run out in proven time, whatever the eviction limit says."""
+        """Whether an instance was evicted, or its lease has run out and only the eviction limit keeps it."""
         lease = self._leases.get(instance)
-        return lease is not None and self._overdue(lease) > 0
+        return lease is not None and (lease.evicted or self._overdue(lease) > 0)
 
     def lapsed(self, now: float) -> list[str]:
         """Return who is lost now, longest silent first, within the limit. Each is returned once per silence."""

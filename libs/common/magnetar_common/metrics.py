@@ -12,7 +12,7 @@ INPUT_LAG = Gauge("magnetar_input_lag", "Seconds between an input's publish time
 DECIDE_SECONDS = Histogram("magnetar_decide_seconds", "Time of decide and evolve for one input.", buckets=_FAST)
 DECISIONS = Counter("magnetar_decisions_total", "Inputs decided.", ["outcome", "reason"])
 REPLICAS = Gauge("magnetar_replicas", "Replicas by state.", ["state"])
-ILLEGAL_FACTS = Counter("magnetar_illegal_facts_total", "Facts in the log that the transition table forbids.")
+ILLEGAL_FACTS = Gauge("magnetar_illegal_facts", "Facts in the log that the transition table forbids.")
 
 LEASE_AGE = Gauge("magnetar_lease_age_seconds", "Silence of the instance that was not heard for longest.")
 SUSPECTED = Gauge("magnetar_leases_suspected", "Instances silent for longer than their lease and not evicted yet.")
@@ -26,3 +26,4 @@ PROJECTOR_LAG = Gauge("magnetar_projector_lag", "Seconds the read model is behin
 
 BEACONS = Counter("magnetar_beacon_publishes_total", "Heartbeats and probes published.", ["outcome"])
 CALLBACK_FAILURES = Counter("magnetar_callback_failures_total", "Exceptions of callbacks, logged.", ["where"])
+EFFECTS = Counter("magnetar_effects_total", "Commands and routes sent by the leader.", ["outcome"])

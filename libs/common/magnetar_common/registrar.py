@@ -69,8 +69,7 @@ class Registrar:
         refresh: Callable[[ServiceRecord], ServiceRecord] | None = None,
         topic: str = SERVICE_REGISTRY.name,
     ) -> None:
-        metadata = {**record.metadata, _HEARTBEAT: str(round(interval_s * 1000))}
-        self._record = record.model_copy(update={"status": "STARTING", "metadata": metadata})
+        self._record = record.model_copy(update={"status": "STARTING"})
         self._interval = interval_s
         self._refresh = refresh
         self._lock = threading.Lock()
@@ -139,10 +138,7 @@ class Registrar:
             MagnetarError: we are in a fork.
         """
         with self._lock:
-            changed = {**dict(record or self._record), **fields}
-            if record is not None:
-                changed["metadata"] = {**record.metadata, _HEARTBEAT: self._record.metadata[_HEARTBEAT]}
-            self._record = ServiceRecord.model_validate(changed)
+            self._record = ServiceRecord.model_validate({**dict(record or self._record), **fields})
         return self._beacon.wake()
 
     def published(self, ticket: int, timeout: float) -> bool:
@@ -183,13 +179,11 @@ class Registrar:
                 record = _with_devices(record, _unread(self._devices, f"{type(error).__name__}: {error}"))
             else:
                 self._devices = record.server.devices if record.server else ()
-        # Identity, status and interval are ours to say; the newest, in case they changed during the refresh.
-        now = self._record
         record = record.model_copy(
             update={
-                "instance_id": now.instance_id,
-                "status": now.status,
-                "metadata": {**record.metadata, _HEARTBEAT: now.metadata[_HEARTBEAT]},
+                "instance_id": self._beacon.key,
+                "status": self._record.status,  # the newest, in case it changed during the refresh
+                "metadata": {**record.metadata, _HEARTBEAT: str(round(self._interval * 1000))},
                 "timestamp": time.time_ns() // 1_000_000,
             }
         )

@@ -35,7 +35,7 @@ def _endpoints(state: State, model: Model, generation: int) -> tuple[Endpoint, .
                 Endpoint(
                     server=replica.server,
                     host=server.record.address.host,
-                    http_port=info.http_port,
+                    http_port=replica.http_port or info.http_port,
                     grpc_port=info.grpc_port,
                     served_name=served_name(model.key, generation),
                     runtime=info.runtime.kind,

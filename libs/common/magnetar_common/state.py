@@ -44,6 +44,7 @@ class Replica:
         digest: of the artifact, as reported.
         measured: bytes per device that the load was seen to take.
         parallel: workers or instances.
+        http_port: its own port; 0 = its server's.
         draining: its server is: it serves until enough others do, and counts for nothing.
     """
 
@@ -62,6 +63,7 @@ class Replica:
     digest: str = ""
     measured: tuple[Booking, ...] = ()
     parallel: int = 0
+    http_port: int = 0
     draining: bool = False
 
     @property
@@ -84,7 +86,9 @@ class Version:
         spec: what was wanted.
         position: of the entry that took it up.
         at: log time of it (ms).
+        wanted: replicas of it.
         digest: pinned; empty until the first replica is loaded.
+        refused: why replicas of it wait for room; None when none does.
         failed: why it cannot be had; None while it can.
         failed_at: position of the entry that said so.
         places: server → why its load failed there.
@@ -94,7 +98,9 @@ class Version:
     spec: ModelSpec
     position: int
     at: int
+    wanted: int
     digest: str = ""
+    refused: PlacementRefused | None = None
     failed: VersionFailed | None = None
     failed_at: int = 0
     places: dict[str, str] = field(default_factory=dict[str, str])
@@ -107,24 +113,20 @@ class Model:
     Attributes:
         key: ``tenant/name``.
         generation: the wanted version.
-        wanted: replicas of it.
-        owner: who set that number.
+        owner: who set the number of replicas.
         versions: alive ones by generation.
         replicas: by (generation, server).
         traffic: exact versions with weights.
-        refused: why replicas wait for room; None when none does.
         deleted: undeployed, and not all gone yet.
         due: log time (ms) at which a deleted model is forgotten whatever its servers say.
     """
 
     key: str
     generation: int = 0
-    wanted: int = 0
     owner: str = "user"
     versions: dict[int, Version] = field(default_factory=dict[int, Version])
     replicas: dict[tuple[int, str], Replica] = field(default_factory=dict[tuple[int, str], Replica])
     traffic: tuple[TrafficTarget, ...] = ()
-    refused: PlacementRefused | None = None
     deleted: bool = False
     due: int = 0
 
@@ -137,24 +139,39 @@ class Model:
         """Yield the replicas of one version."""
         return (replica for replica in self.replicas.values() if replica.generation == generation)
 
+    @property
+    def wanted(self) -> int:
+        """How many replicas of the wanted version are wanted; 0 once undeployed."""
+        return 0 if self.deleted else self.target.wanted
+
     def routed(self) -> frozenset[int]:
         """Return the generations that get traffic."""
         return frozenset(target.generation for target in self.traffic)
 
-    def missing(self) -> int:
-        """Return how many replicas of the wanted version are still to be placed."""
-        if self.deleted or self.target.failed is not None:
+    def kept(self) -> list[int]:
+        """Return the generations to be kept up: the wanted one, and those that serve until it can; newest first."""
+        if self.deleted or self.generation not in self.versions:
+            return []
+        others = (g for g in self.routed() if g != self.generation and g in self.versions)
+        return [self.generation, *sorted(others, reverse=True)]
+
+    def missing(self, generation: int) -> int:
+        """Return how many replicas of a kept version are still to be placed."""
+        version = self.versions[generation]
+        if version.failed is not None:
             return 0
-        return max(0, self.wanted - sum(replica.live for replica in self.of(self.generation)))
+        return max(0, version.wanted - sum(replica.live for replica in self.of(generation)))
 
     def unsettled(self) -> bool:
         """Whether something is to be done for it without any further input: place, or let go of what is lost."""
-        if self.missing() > 0 and self.refused is None:
+        kept = self.kept()
+        if any(self.versions[g].refused is None and self.missing(g) for g in kept):
             return True
-        return any(
-            replica.state is R.LOST and (self.deleted or replica.generation != self.generation)
-            for replica in self.replicas.values()
-        )
+        return any(r.state is R.LOST and r.generation not in kept for r in self.replicas.values())
+
+    def waits(self) -> bool:
+        """Whether replicas of it wait for room."""
+        return any(self.versions[g].refused is not None for g in self.kept())
 
 
 @dataclass(slots=True)

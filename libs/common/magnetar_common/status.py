@@ -83,11 +83,12 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         reason = "; ".join((failed.message, *failed.places))
         state = ModelState.DEGRADED if available and in_traffic else ModelState.FAILED
         return state, failed.code, reason, failed.retriable
-    if model.refused is not None:
+    refused = model.target.refused
+    if refused is not None:
         arriving = any(r.live and r.state is not R.AVAILABLE for r in model.of(model.generation))
         state = ModelState.DEGRADED if available and not arriving else ModelState.SCHEDULE_FAILED
         state = ModelState.PROGRESSING if arriving else state
-        return state, "NO_ROOM", f"{model.refused.missing} of {model.wanted} replicas: {model.refused.message}", True
+        return state, "NO_ROOM", f"{refused.missing} of {model.wanted} replicas: {refused.message}", True
     troubled = next((r for r in model.of(model.generation) if r.state is R.LOAD_FAILED), None)
     if troubled is not None:
         return ModelState.PROGRESSING, troubled.code, f"attempt {troubled.attempt} on {troubled.server}: {troubled.reason}", True

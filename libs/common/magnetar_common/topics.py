@@ -18,7 +18,7 @@ class Topic:
 
     Attributes:
         name: full name, or its prefix for a family.
-        schema: name of the wire contract, a file in ``events/schemas``.
+        schema: name of the wire contract, a file in ``events/schemas``; empty for none.
         retention_minutes: originals are kept for this long; -1 = for ever.
         retention_mb: … and up to this size; -1 = any. Retention needs both to be set.
         compaction_threshold: bytes after which the broker compacts; 0 = it does not.
@@ -34,6 +34,11 @@ class Topic:
     writers: Literal["one", "many"] = "many"
     family: bool = False
 
+    @property
+    def namespace(self) -> str:
+        """``tenant/namespace``."""
+        return self.name.removeprefix("persistent://").rpartition("/")[0]
+
 
 MODEL_EVENTS = Topic(f"persistent://{EVENTS}/model-events", "model-events", 30 * DAY_MINUTES)
 AGENT_EVENTS = Topic(f"persistent://{EVENTS}/agent-events", "agent-events", 7 * DAY_MINUTES)
@@ -46,7 +51,10 @@ ROUTES = Topic(
 )
 COMMANDS = Topic(f"persistent://{CONTROL}/commands-", "commands", DAY_MINUTES, family=True)
 
-TOPICS = (MODEL_EVENTS, AGENT_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, ROUTES, COMMANDS)
+CLUSTER_ID = Topic(f"persistent://{CONTROL}/cluster-id", "", -1)
+"""Its first message is the identity of the cluster's data: it lives and dies with what message ids refer to."""
+
+TOPICS = (MODEL_EVENTS, AGENT_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, ROUTES, COMMANDS, CLUSTER_ID)
 """All of them."""
 
 INPUTS = (MODEL_EVENTS, AGENT_EVENTS)

@@ -35,6 +35,9 @@ TRANSITIONS: dict[R, frozenset[R]] = {
 }
 """State → the states that may follow. Besides, any state but Unloaded may become Lost."""
 
+STATES = {state.value: state for state in R}
+"""Name → state."""
+
 LIVE = frozenset({R.LOAD_REQUESTED, R.LOADING, R.LOAD_FAILED, R.LOADED, R.AVAILABLE})
 """States that count towards the number of replicas wanted."""
 

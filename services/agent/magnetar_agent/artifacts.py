@@ -1,14 +1,17 @@
-"""Fetching a model's artifact from anywhere fsspec reaches, and its digest.
+r"""Fetching a model's artifact from anywhere fsspec reaches, and its digest.
 
-**The digest** of a tree is a sha256, in hex, over `b"magnetar-tree-1\\n"` and then, for each regular file in the order of the UTF-8 bytes of its
-path relative to the root (`/` between parts):
+**The digest** of a tree is a sha256, in hex, over `b"magnetar-tree-1\n"` and then, for each regular file in the order
+of the UTF-8 bytes of its path relative to the root (`/` between parts):
 
-    length of the path (8 bytes, big-endian)   the path's UTF-8 bytes   length of the content (8 bytes, big-endian)   the content
+    length of the path (8 bytes, big-endian)   the path's UTF-8 bytes   length of the content (8 bytes, big-endian)
+    the content
 
-Modes, times, owners and empty folders do not count. An artifact that is one file is a tree of that file under its own name.
+Modes, times, owners and empty folders do not count. An artifact that is one file is a tree of that file under its own
+name.
 
-**On disk**: `into/<key of the URI>/<digest>/` holds the tree. A tree is built beside it and renamed when it is whole, so a half-fetched one is
-never seen, and one in use is never changed: another content has another digest, and so another folder.
+**On disk**: `into/<key of the URI>/<digest>/` holds the tree. A tree is built beside it and renamed when it is whole,
+so a half-fetched one is never seen, and one in use is never changed: another content has another digest, and so
+another folder.
 """
 
 import errno
@@ -33,7 +36,7 @@ _FORBIDDEN = (401, 403)
 
 
 class ArtifactError(OperationError):
-    """An artifact cannot be had. ARTIFACT_UNREACHABLE and LOAD_FAIL_DISK are retriable, the other codes final (`RETRIABLE`)."""
+    """An artifact cannot be had; ARTIFACT_UNREACHABLE and LOAD_FAIL_DISK are retriable, the other codes final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,20 @@ class FetchedArtifact:
 def fetch(uri: str, storage_options: Mapping[str, object], into: Path, *, expected: str = "") -> FetchedArtifact:
     """Fetch a file or a tree, unless the expected content is here already.
 
-    Without `expected` the source is always read again: a URI is a place, and only a digest says what is in it. Whether another digest than
-    the expected one is an error is the caller's decision.
+    Without `expected` the source is always read again: a URI is a place, and only a digest says what is in it. Whether
+    another digest than the expected one is an error is the caller's decision.
 
     Args:
-        uri: `file:///…`, `s3://…`, `gs://…`, `https://…`, any protocol of fsspec; `zip::` or `tar::` before it reads an archive's members.
+        uri: `file:///…`, `s3://…`, `gs://…`, `https://…`, any protocol of fsspec; `zip::` or `tar::` before it reads
+            an archive's members.
         storage_options: For fsspec; never shown in a message.
         into: The agent's artifact folder. Nothing is written outside it.
-        expected: Digest pinned to the model's generation, if any. What is cached under it is hashed again before it is used.
+        expected: Digest pinned to the model's generation, if any. What is cached under it is hashed again before it is
+            used.
 
     Raises:
-        ArtifactError: ARTIFACT_MISSING, ARTIFACT_INVALID, ARTIFACT_FORBIDDEN, DRIVER_MISSING, ARTIFACT_UNREACHABLE or LOAD_FAIL_DISK.
+        ArtifactError: ARTIFACT_MISSING, ARTIFACT_INVALID, ARTIFACT_FORBIDDEN, DRIVER_MISSING, ARTIFACT_UNREACHABLE or
+            LOAD_FAIL_DISK.
     """
     home = into / hashlib.sha256(uri.encode()).hexdigest()[:32]
     if re.fullmatch(r"[0-9a-f]{64}", expected) and (home / expected).is_dir():
@@ -123,10 +129,13 @@ def digest(tree: Path) -> tuple[str, int]:
 
 
 def local_files(root: Path) -> dict[str, Path]:
-    """Return the regular files of a local tree by relative path. A symbolic link counts as the file it leads to, if that is in the tree.
+    """Return the regular files of a local tree by relative path.
+
+    A symbolic link counts as the file it leads to, if that is in the tree.
 
     Raises:
-        ArtifactError: ARTIFACT_INVALID, a link leads out of the tree or to a folder, or there is a device, socket or pipe.
+        ArtifactError: ARTIFACT_INVALID, a link leads out of the tree or to a folder, or there is a device, socket or
+            pipe.
     """
     if root.is_file():
         return {root.name: root}
@@ -167,7 +176,7 @@ def _fetch_into(uri: str, options: Mapping[str, object], tree: Path) -> None:
         _copy(uri, options, tree)
     except ArtifactError as error:
         raise ArtifactError(error.code, f"{redacted(uri)}: {error.message}") from error
-    except Exception as error:  # noqa: BLE001  # every driver raises its own library's errors; each one is given a code here
+    except Exception as error:  # noqa: BLE001  # drivers raise their own libraries' errors; each gets a code
         code = _code(error)
         # `from None`: the driver's exception may carry URLs with signatures, or the options themselves.
         raise ArtifactError(

@@ -12,20 +12,18 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
-# The kernel sends the parent-death signal when the *thread* that forked ends, not the process (prctl(2)), so one thread that never ends does
-# all the forking. And the child asks for the signal itself, before it becomes the command: a preexec_fn would run Python between fork and
-# exec of a threaded process. Should the parent be gone already, nobody would ever send the signal.
+# The kernel sends the parent-death signal when the *thread* that forked ends, not the process (prctl(2)), so one
+# thread that never ends does all the forking. And the child asks for the signal itself, before it becomes the command:
+# a preexec_fn would run Python between fork and exec of a threaded process. Should the parent be gone already, nobody
+# would ever send the signal.
 _PR_SET_PDEATHSIG = 1
 _BECOME = (
     "import ctypes, os, sys\n"
-    f"if sys.platform == 'linux': ctypes.CDLL(None, use_errno=True).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}, 0, 0, 0)\n"
+    "if sys.platform == 'linux':\n"
+    f"    ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}, 0, 0, 0)\n"
     "if os.getppid() != int(sys.argv[1]): sys.exit('the parent is gone')\n"
     "os.execvpe(sys.argv[2], sys.argv[2:], os.environ)\n"
 )
-
-_requests: queue.SimpleQueue[tuple[Future["Child"], partial["Child"]]] = queue.SimpleQueue()
-_forker: threading.Thread | None = None
-_lock = threading.Lock()
 
 
 class Child:
@@ -68,7 +66,7 @@ class Child:
             return None
 
     def stop(self, grace: float) -> int:
-        """End it and everything in its process group: SIGTERM, `grace` seconds, SIGKILL. Repeatable. Returns its exit code."""
+        """End it and its process group: SIGTERM, `grace` seconds, SIGKILL. Repeatable. Returns its exit code."""
         if self.exit_code is None:
             self._process.terminate()
             self.wait(grace)
@@ -102,21 +100,34 @@ def spawn(command: Sequence[str], *, environment: Mapping[str, str], folder: Pat
     Raises:
         OSError: It cannot be started (an unknown program shows as exit code 1 with the reason in the log).
     """
-    global _forker
     log.parent.mkdir(parents=True, exist_ok=True)
-    with _lock:
-        if _forker is None or not _forker.is_alive():
-            _forker = threading.Thread(target=_fork_for_ever, name="magnetar-forker", daemon=True)
-            _forker.start()
-    answer: Future[Child] = Future()
-    _requests.put((answer, partial(Child, command, environment, folder, log)))
-    return answer.result()
+    return _FORKER.run(partial(Child, command, environment, folder, log))
 
 
-def _fork_for_ever() -> None:
-    while True:
-        answer, start = _requests.get()
-        try:
-            answer.set_result(start())
-        except OSError as error:
-            answer.set_exception(error)
+class _Forker:
+    """The thread that never ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: queue.SimpleQueue[tuple[Future[Child], partial[Child]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, start: "partial[Child]") -> Child:
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():  # not yet, or this process is a fork
+                self._thread = threading.Thread(target=self._serve, name="magnetar-forker", daemon=True)
+                self._thread.start()
+        answer: Future[Child] = Future()
+        self._requests.put((answer, start))
+        return answer.result()
+
+    def _serve(self) -> None:
+        while True:
+            answer, start = self._requests.get()
+            try:
+                answer.set_result(start())
+            except OSError as error:
+                answer.set_exception(error)
+
+
+_FORKER = _Forker()

@@ -1,7 +1,8 @@
 """What the devices of this host have, read anew at every heartbeat.
 
-Memory belongs to a device, not to a server: two agents on one host read the same uuids and the same bytes, and each knows which part is its
-own server's. Host memory is the device `cpu`. A GPU split by MIG is not itself a device to place on: its instances are, with it as their parent.
+Memory belongs to a device, not to a server: two agents on one host read the same uuids and the same bytes, and each
+knows which part is its own server's. Host memory is the device `cpu`. A GPU split by MIG is not itself a device to
+place on: its instances are, with it as their parent.
 """
 
 import contextlib
@@ -81,16 +82,15 @@ class Devices:
         A device whose driver calls fail is in the list with `error`, under the uuid it had before, and hides no other.
 
         Args:
-            ours: Process ids of our server; their children count too. In a container NVML speaks of the host's ids, so that there
-                everything is others'.
+            ours: Process ids of our server; their children count too. In a container NVML speaks of the host's ids, so
+                that there everything is others'.
         """
         family = _with_children(ours)
         readings: list[DeviceReading] = []
         if self._nvml is not None:
-            try:
+            # Should it fail, the devices of the last count are read, and say themselves why they cannot be.
+            with contextlib.suppress(self._nvml.NVMLError):
                 self._count = int(self._nvml.nvmlDeviceGetCount())
-            except self._nvml.NVMLError:
-                pass  # the devices of the last count are read, and say themselves why they cannot be
             for index in range(self._count):
                 readings += self._read_gpu(self._nvml, index, family)
         return [*readings, self._read_host(family)]

@@ -1,7 +1,7 @@
 """Inference servers in environments of their own, never in Magnetar's: made once in the cache, from pinned packages.
 
-The cache is `$MAGNETAR_CACHE`, else `~/.cache/magnetar`. A folder is named for a hash of its pins and its Python, so that a change of either
-makes a new one beside the old, and a stamp written last says that it is whole.
+The cache is `$MAGNETAR_CACHE`, else `~/.cache/magnetar`. A folder is named for a hash of its pins and its Python, so
+that a change of either makes a new one beside the old, and a stamp written last says that it is whole.
 """
 
 import fcntl
@@ -23,14 +23,15 @@ from pathlib import Path
 
 KINDS = ("mlserver", "triton")
 _STAMP = "magnetar.json"
-# Triton's Python backend runs models in a stub linked to one minor version of libpython; numpy 1.26 has wheels for these.
+# Triton's Python backend runs models in a stub linked to one minor version of libpython; numpy 1.26 has wheels for
+# these.
 _STUB_VERSIONS = ("3.12", "3.11", "3.10")
 _STUB_GLIBC = (2, 35)  # the wheel's platform tag: manylinux_2_35
 
 _Say = Callable[[str], None]
 
 
-class EnvironmentUnavailable(Exception):
+class EnvironmentUnavailable(Exception):  # noqa: N818
     """A server's environment cannot be had here. The message is one line: what is missing, and what to do."""
 
 
@@ -69,7 +70,7 @@ def cache_folder() -> Path:
 
 
 def unavailable(kind: str) -> str | None:
-    """Say in one line why this server cannot be had on this machine; None if nothing is known against it. Asks no network."""
+    """Say in one line why this server cannot be had here; None if nothing is known against it. Asks no network."""
     if kind not in KINDS:
         return f"there is no environment {kind!r}; there are {', '.join(KINDS)}"
     if importlib.util.find_spec("ensurepip") is None:
@@ -84,7 +85,7 @@ def unavailable(kind: str) -> str | None:
     if libc != "glibc" or tuple(int(part) for part in version.split(".")[:2]) < _STUB_GLIBC:
         return f"Triton's binary needs glibc 2.35, not {libc or 'another libc'} {version}"
     if _stub_python() is None:
-        return "Triton's Python backend needs a shared libpython of 3.10, 3.11 or 3.12: install libpython3.11, or Python through uv or pyenv"
+        return "Triton's Python backend needs a shared libpython of 3.10, 3.11 or 3.12: install libpython3.11"
     return None
 
 
@@ -192,7 +193,8 @@ print(json.dumps([".".join(platform.python_version_tuple()[:2]), found[0] if fou
 def _stub_python() -> _Python | None:
     """Find an interpreter for Triton's stub: this one's base if it serves, else what is on the PATH.
 
-    This one's base first: a library folder of another build of the same minor version would be loaded into our own interpreter too.
+    This one's base first: a library folder of another build of the same minor version would be loaded into our own
+    interpreter too.
     """
     base = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     for candidate in (str(base), *(f"python{version}" for version in _STUB_VERSIONS)):

@@ -3,14 +3,16 @@
 import random
 import socket
 
-# Below the range from which kernels take the ports of outgoing connections (Linux 32768, IANA 49152): a port found free stays free.
+# Below the range from which kernels take the ports of outgoing connections (Linux 32768, IANA 49152): a port found
+# free stays free.
 _FIRST, _LAST = 20000, 32000
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a port of `host` that nobody listens on now.
 
-    Somebody may take it before the caller does: whoever starts a server on it starts it again on another if that happens.
+    Somebody may take it before the caller does: whoever starts a server on it starts it again on another if that
+    happens.
 
     Raises:
         OSError: None of 200 tries was free.

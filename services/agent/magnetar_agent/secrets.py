@@ -41,8 +41,8 @@ class Secret(Mapping[str, object]):
 def resolve(name: str, folder: Path | None = None) -> Secret:
     """Find a secret on this host: `folder/NAME.json`, else the environment variable `MAGNETAR_SECRET_<NAME>`.
 
-    Either holds a JSON object of fsspec storage options, e.g. `{"key": "…", "secret": "…"}`. In the variable's name letters are upper case, and
-    anything but a letter or digit is `_`.
+    Either holds a JSON object of fsspec storage options, e.g. `{"key": "…", "secret": "…"}`. In the variable's name
+    letters are upper case, and anything but a letter or digit is `_`.
 
     Raises:
         SecretError: There is none, or it is not a JSON object. The message never quotes the content.

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 import httpx
@@ -44,15 +45,19 @@ class Launch:
         return f"http://{self.host}:{self.http_port}"
 
 
-class ServerStartFailed(Exception):
+class ServerStartFailed(Exception):  # noqa: N818
     """The server did not come up; the message holds its last lines."""
+
+
+def _ignore(sentence: str) -> None:
+    del sentence  # logged already
 
 
 class ServerProcess:
     """Starts a server and starts it again, with growing pauses, whenever it ends.
 
-    Its ports stay the same for the life of this object, so that what was announced stays true. Its index is empty after a restart: whoever
-    wants models back loads them again (`on_restart`).
+    Its ports stay the same for the life of this object, so that what was announced stays true. Its index is empty
+    after a restart: whoever wants models back loads them again (`on_restart`).
 
     Args:
         launch: Makes the way to start it; called again (for new ports) only while the first start fails.
@@ -60,7 +65,8 @@ class ServerProcess:
         on_restart: Called on the supervising thread each time it answers again after that.
         start_seconds: A start that takes longer has failed.
         grace_seconds: Between SIGTERM and SIGKILL.
-        backoff_seconds: First and longest pause before a restart; the pause doubles, and begins anew after `stable_seconds` of life.
+        backoff_seconds: First and longest pause before a restart; the pause doubles, and begins anew after
+            `stable_seconds` of life.
         stable_seconds: See `backoff_seconds`.
     """
 
@@ -76,7 +82,7 @@ class ServerProcess:
         stable_seconds: float = 60.0,
     ) -> None:
         self._make = launch
-        self._on_down = on_down or (lambda _: None)
+        self._on_down = on_down or _ignore
         self._on_restart = on_restart or (lambda: None)
         self._start_seconds = start_seconds
         self._grace_seconds = grace_seconds
@@ -146,7 +152,7 @@ class ServerProcess:
                     child.kill_group()
                     raise ServerStartFailed(f"{launch.kind} ended with {code} at its start: {child.tail()}")
                 try:
-                    if http.get(f"{launch.url}/v2/health/live").status_code == httpx.codes.OK:
+                    if http.get(f"{launch.url}/v2/health/live").status_code == HTTPStatus.OK:
                         return child
                 except httpx.TransportError:
                     pass  # not listening yet

@@ -4,12 +4,12 @@ Order, always: load, verify, route; and backwards: unroute, grace, unload. The n
 table before the old version's leave it.
 """
 
-from magnetar_common.state import Model, Replica
+from magnetar_common.state import Model, Replica, Version
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
 
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.placement import Placed, place
+from magnetar_scheduler.placement import Placed, Refused, place
 
 _VICTIMS = {R.LOAD_FAILED: 0, R.LOAD_REQUESTED: 1, R.LOADING: 2, R.LOADED: 3, R.AVAILABLE: 4}
 """Whom to let go of first when there are too many: what is least far along."""
@@ -30,9 +30,12 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False) 
     if model.deleted:
         _wind_down(draft, model)
         return
-    _fill(draft, model, reason or "wanted", retry=retry)
-    _trim(draft, model)
-    _route(draft, model)
+    for generation in model.kept():
+        _fill(draft, model, model.versions[generation], reason or "wanted", retry=retry)
+        _trim(draft, model, generation)
+    _hand_over(draft, model)
+    for generation in model.kept():
+        _relieve(draft, model, generation)
     _retire(draft, model)
 
 
@@ -46,61 +49,66 @@ def let_go(draft: Draft, replica: Replica, reason: str) -> None:
         draft.change(replica, R.UNLOADED, reason=reason)
 
 
-def _fill(draft: Draft, model: Model, reason: str, *, retry: bool) -> None:
-    missing = model.missing()
-    if model.refused is not None and not retry and missing:
+def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: bool) -> None:
+    """Place what is missing of a version."""
+    missing = model.missing(version.generation)
+    if version.refused is not None and not retry and missing:
         return
-    version = model.versions[model.generation]
     for left in range(missing, 0, -1):
         answer = place(draft, model, version)
         if not isinstance(answer, Placed):
-            if version.places:  # it was tried elsewhere and failed there; no place is left
-                fail(draft, model, "LOAD_FAILED", "no other server takes it", retriable=True)
-            elif model.refused is None or model.refused.missing != left or model.refused.message != answer.message:
-                draft.emit(
-                    f.PlacementRefused(
-                        model.key, model.generation, left, answer.message, answer.refusals, answer.examples
-                    )
-                )
+            _no_room(draft, model, version, left, answer)
             return
+        due = draft.at + draft.policy.load_timeout_ms
         draft.emit(
             f.ReplicaPlaced(
-                model.key,
-                model.generation,
-                answer.server,
-                answer.bookings,
-                reason,
-                draft.at + draft.policy.load_timeout_ms,
-                (),
-                answer.best,
+                model.key, version.generation, answer.server, answer.bookings, reason, due, (), answer.best
             )
         )
-    if model.refused is not None:
-        draft.emit(f.PlacementSettled(model.key))
+    if version.refused is not None:
+        draft.emit(f.PlacementSettled(model.key, version.generation))
 
 
-def fail(draft: Draft, model: Model, code: str, message: str, *, retriable: bool) -> None:
-    """Decide that the wanted version cannot be had, with every place that was tried."""
-    version = model.versions[model.generation]
+def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> None:
+    if version.places:  # it was tried elsewhere and failed there; no place is left
+        fail(draft, model, version, "LOAD_FAILED", "no other server takes it", retriable=True)
+        return
+    before = version.refused
+    if before is None or (before.missing, before.message) != (left, answer.message):
+        draft.emit(
+            f.PlacementRefused(
+                model.key, version.generation, left, answer.message, answer.refusals, answer.examples
+            )
+        )
+
+
+def fail(draft: Draft, model: Model, version: Version, code: str, message: str, *, retriable: bool) -> None:
+    """Decide that a version cannot be had, with every place that was tried."""
     if version.failed is None:
         places = tuple(f"{server}: {why}" for server, why in sorted(version.places.items()))
-        draft.emit(f.VersionFailed(model.key, model.generation, code, message, retriable, places))
+        draft.emit(f.VersionFailed(model.key, version.generation, code, message, retriable, places))
 
 
-def _trim(draft: Draft, model: Model) -> None:
-    target = list(model.of(model.generation))
-    live = [replica for replica in target if replica.live]
-    available = sum(replica.state is R.AVAILABLE for replica in live)
-    for replica in sorted(live, key=lambda r: (_VICTIMS[r.state], r.server))[: max(0, len(live) - model.wanted)]:
+def _trim(draft: Draft, model: Model, generation: int) -> None:
+    """Let go of what is more than wanted."""
+    live = [replica for replica in model.of(generation) if replica.live]
+    live.sort(key=lambda replica: (_VICTIMS[replica.state], replica.server))
+    for replica in live[: max(0, len(live) - model.versions[generation].wanted)]:
         let_go(draft, replica, "more than wanted")
-    for replica in target:
-        if replica.state is R.LOST and available >= model.wanted:
+
+
+def _relieve(draft: Draft, model: Model, generation: int) -> None:
+    """Let go of lost and draining replicas once others do their work."""
+    replicas = list(model.of(generation))
+    available = sum(replica.state is R.AVAILABLE and replica.live for replica in replicas)
+    for replica in replicas if available >= model.versions[generation].wanted else ():
+        if replica.state is R.LOST:
             let_go(draft, replica, "replaced")
-        elif replica.draining and available >= min(model.wanted, max(1, len(live))):
+        elif replica.draining:
             let_go(draft, replica, "its server is draining")
 
 
-def _route(draft: Draft, model: Model) -> None:
+def _hand_over(draft: Draft, model: Model) -> None:
     """Put what is loaded into the route table, and hand the traffic over once the wanted version can take it."""
     routed = model.routed()
     ready = [replica for replica in model.of(model.generation) if replica.state in (R.LOADED, R.AVAILABLE)]
@@ -118,7 +126,7 @@ def _route(draft: Draft, model: Model) -> None:
 
 def _retire(draft: Draft, model: Model) -> None:
     """Let go of versions that are neither wanted nor get traffic; forget those of which nothing is left."""
-    keep = model.routed() | {model.generation}
+    keep = model.kept()
     for replica in list(model.replicas.values()):
         if replica.generation not in keep:
             let_go(draft, replica, f"superseded by version {model.generation}")

@@ -80,7 +80,14 @@ def _loaded(draft: Draft, replica: Replica, report: r.ModelLoaded) -> bool:
     times = report.times
     draft.emit(
         f.ReplicaMeasured(
-            *replica.key, report.digest, measured, report.parallel, times.fetch_ms, times.load_ms, times.verify_ms
+            *replica.key,
+            report.digest,
+            measured,
+            report.parallel,
+            report.http_port,
+            times.fetch_ms,
+            times.load_ms,
+            times.verify_ms,
         )
     )
     reconcile(draft, replica.model)
@@ -103,14 +110,12 @@ def load_failed(draft: Draft, replica: Replica, code: str, message: str, *, retr
     if again:
         return
     model = draft.model(replica.model)
-    if model is None or replica.generation != model.generation or model.deleted:
-        let_go(draft, replica, f"{code}: the load failed")
-        reconcile(draft, replica.model)
-        return
-    if not retriable:
-        fail(draft, model, code, message[:512], retriable=False)
-    elif len(model.target.places) >= policy.load_servers:
-        fail(draft, model, code, f"failed on {len(model.target.places)} servers", retriable=True)
+    if model is not None and replica.generation in model.kept():
+        version = model.versions[replica.generation]
+        if not retriable:
+            fail(draft, model, version, code, message[:512], retriable=False)
+        elif len(version.places) >= policy.load_servers:
+            fail(draft, model, version, code, f"failed on {len(version.places)} servers", retriable=True)
     let_go(draft, replica, f"{code}: the load failed")
     reconcile(draft, replica.model, "failed elsewhere", retry=True)
 

@@ -1,6 +1,6 @@
 """Decide on servers: who joined, who is another life of a known one, who is lost, and what their devices say."""
 
-from magnetar_common.state import Server
+from magnetar_common.state import Server, State
 from magnetar_events import facts as f
 from magnetar_events.records import ServerInfo, ServiceRecord
 
@@ -90,6 +90,24 @@ def reading_differs(server: Server, info: ServerInfo, delta: float, limit: float
         if (device.utilisation < limit) != (old.utilisation < limit):
             return True
     return False
+
+
+def news(state: State, record: ServiceRecord) -> str:
+    """Return what a heartbeat is to the decider: ``registry``, ``reading``, or an empty string for nothing new."""
+    info = record.server
+    if info is None or info.cluster != state.cluster:
+        return ""
+    server = state.servers.get(info.key)
+    if server is None:
+        return "registry" if record.status != "DOWN" else ""
+    if server.incarnation != info.incarnation:
+        return "registry" if record.status != "DOWN" and info.incarnation not in server.superseded else ""
+    if record.status == "DOWN":
+        return "registry" if not server.lost and not record.declared_by else ""
+    if server.lost or essence(record) != essence(server.record):
+        return "registry"
+    policy = state.policy
+    return "reading" if reading_differs(server, info, policy.reading_delta, policy.utilisation_limit) else ""
 
 
 def _read(draft: Draft, server: Server, info: ServerInfo) -> None:

@@ -4,8 +4,8 @@ from magnetar_common.brokers.broker import (
     PULSAR_VERSION,
     BrokerError,
     BrokerKind,
-    BrokerUnavailableError,
+    BrokerUnavailable,
     RunningBroker,
 )
 
-__all__ = ["PULSAR_VERSION", "BrokerError", "BrokerKind", "BrokerUnavailableError", "RunningBroker"]
+__all__ = ["PULSAR_VERSION", "BrokerError", "BrokerKind", "BrokerUnavailable", "RunningBroker"]

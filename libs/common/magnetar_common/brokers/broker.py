@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Literal, Self
 
+from magnetar_common.errors import MagnetarError
+
 PULSAR_VERSION = "4.2.4"
 """The Pulsar that Magnetar is developed and tested against.
 
@@ -15,11 +17,11 @@ Older ones never compact away an unbatched tombstone (fixed in 4.0.11 and 4.2.2)
 BrokerKind = Literal["embedded", "jvm", "docker", "yours"]
 
 
-class BrokerError(Exception):
+class BrokerError(MagnetarError):
     """A broker did not start, did not stop, or was asked for something that is not ours to do."""
 
 
-class BrokerUnavailableError(BrokerError):
+class BrokerUnavailable(BrokerError):
     """This machine cannot run that kind of broker; the message is the reason, fit for one line of a report."""
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tenacity
 
-from magnetar_common.brokers.broker import PULSAR_VERSION, BrokerError, BrokerUnavailableError, RunningBroker
+from magnetar_common.brokers.broker import PULSAR_VERSION, BrokerError, BrokerUnavailable, RunningBroker
 from magnetar_common.brokers.jvm import answers_admin
 from magnetar_common.brokers.ports import free_ports
 
@@ -66,11 +66,11 @@ class DockerBroker(RunningBroker):
         """Start the container and wait until its admin interface answers.
 
         Raises:
-            BrokerUnavailableError: No engine, or the image cannot be had.
+            BrokerUnavailable: No engine, or the image cannot be had.
             BrokerError: The broker was not ready in time.
         """
         if reason := unavailable():
-            raise BrokerUnavailableError(reason)
+            raise BrokerUnavailable(reason)
         port, admin_port = free_ports(2)
         self.service_url = f"pulsar://127.0.0.1:{port}"
         self.admin_url = f"http://127.0.0.1:{admin_port}"
@@ -85,7 +85,7 @@ class DockerBroker(RunningBroker):
             container.start()
         except docker.errors.DockerException as failure:
             container.stop()
-            raise BrokerUnavailableError(f"Docker could not run {IMAGE}: {failure}") from failure
+            raise BrokerUnavailable(f"Docker could not run {IMAGE}: {failure}") from failure
         self._container: Any = container
         self._await_ready()
 

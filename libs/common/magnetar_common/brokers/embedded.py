@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from magnetar_common.brokers.broker import BrokerUnavailableError
+from magnetar_common.brokers.broker import BrokerUnavailable
 from magnetar_common.brokers.handshake import answers_pulsar
 from magnetar_common.brokers.ports import free_ports
 from magnetar_common.brokers.process import BrokerProcess
@@ -21,7 +21,7 @@ def unavailable() -> str | None:
     """Why this machine cannot run the embedded broker, or None when it can."""
     try:
         _binary()
-    except BrokerUnavailableError as reason:
+    except BrokerUnavailable as reason:
         return str(reason)
     return None
 
@@ -34,7 +34,7 @@ def start(data: Path, *, port: int | None = None) -> BrokerProcess:
         port: Where it listens; a free port by default.
 
     Raises:
-        BrokerUnavailableError: pulsar-lite is not installed.
+        BrokerUnavailable: pulsar-lite is not installed.
         BrokerError: Another broker runs on the folder, or this one does not start.
     """
     binary = _binary()
@@ -55,8 +55,8 @@ def _binary() -> str:
         finder = importlib.import_module("pulsar_lite.binary_finder")
         return str(finder.find_pulsar_lite_binary())
     except ModuleNotFoundError:
-        raise BrokerUnavailableError(
+        raise BrokerUnavailable(
             "pulsar-lite is not installed: pip install 'magnetar[embedded]' (Linux x86_64 and macOS arm64)"
         ) from None
     except FileNotFoundError:
-        raise BrokerUnavailableError("the pulsar-lite package holds no binary for this platform") from None
+        raise BrokerUnavailable("the pulsar-lite package holds no binary for this platform") from None

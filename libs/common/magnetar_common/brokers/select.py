@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from magnetar_common.brokers import jvm
-from magnetar_common.brokers.broker import BrokerUnavailableError, RunningBroker
+from magnetar_common.brokers.broker import BrokerUnavailable, RunningBroker
 from magnetar_common.brokers.docker import DockerBroker
 from magnetar_common.brokers.yours import YourBroker
 
@@ -17,7 +17,7 @@ def real_pulsar(data: Path) -> RunningBroker:
         data: Folder for the broker's data, if it is a JVM of ours.
 
     Raises:
-        BrokerUnavailableError: There is none to be had; the message has the reason for each way.
+        BrokerUnavailable: There is none to be had; the message has the reason for each way.
         BrokerError: One could have been had, but did not start.
     """
     return YourBroker.from_environment() or own_pulsar(data)
@@ -30,13 +30,13 @@ def own_pulsar(data: Path) -> RunningBroker:
         data: Folder for the broker's data, if it is a JVM of ours.
 
     Raises:
-        BrokerUnavailableError: There is none to be had; the message has the reason for each way.
+        BrokerUnavailable: There is none to be had; the message has the reason for each way.
         BrokerError: One could have been had, but did not start.
     """
     try:
         return DockerBroker()
-    except BrokerUnavailableError as without_docker:
+    except BrokerUnavailable as without_docker:
         try:
             return jvm.start(data)
-        except BrokerUnavailableError as without_java:
-            raise BrokerUnavailableError(f"{without_docker}; {without_java}") from None
+        except BrokerUnavailable as without_java:
+            raise BrokerUnavailable(f"{without_docker}; {without_java}") from None

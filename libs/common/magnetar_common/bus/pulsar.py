@@ -26,15 +26,13 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_r
 
 from magnetar_common.bus.base import EARLIEST, LATEST, Message, MessageId, SendCallback
 from magnetar_common.bus.lock import TopicLock
-from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, SendTimedOut, TopicHeld
+from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, NotThere, SendTimedOut, TopicHeld
 from magnetar_common.settings import BusSettings
+from magnetar_common.topics import CLUSTER_ID
 
 BATCHING_MS = 1
 MAX_PENDING = 10_000
 """Messages that may wait for an acknowledgement before ``send_async`` blocks."""
-
-CLUSTER_ID_TOPIC = "persistent://magnetar/control/cluster-id"
-"""Its first message is the identity of the cluster's data: it lives and dies with what message ids refer to."""
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
@@ -65,6 +63,7 @@ _ERRORS: dict[str, type[BusError]] = {
     "ConsumerBusy": TopicHeld,
     "ProducerBusy": TopicHeld,
     "ProducerFenced": Fenced,
+    "TopicNotFound": NotThere,
 }
 """What the client's results mean for us. What is not listed (permission, schema, size, name, …) is a refusal."""
 
@@ -225,7 +224,7 @@ class PulsarBus:
 
     def _read_cluster_id(self) -> str:
         deadline = time.monotonic() + self._settings.operation_timeout_s
-        reader = self.reader(CLUSTER_ID_TOPIC, name="cluster-id")
+        reader = self.reader(CLUSTER_ID.name, name="cluster-id")
         try:
             proposed = False
             while time.monotonic() < deadline:
@@ -233,13 +232,13 @@ class PulsarBus:
                 if first is not None:
                     return first.payload.decode()
                 if not proposed and reader.at_end():
-                    producer = self.producer(CLUSTER_ID_TOPIC, name="cluster-id")
+                    producer = self.producer(CLUSTER_ID.name, name="cluster-id")
                     producer.send(f"{self.kind}-{uuid.uuid4().hex}".encode())
                     producer.close()
                     proposed = True
         finally:
             reader.close()
-        raise BusUnavailable(f"{CLUSTER_ID_TOPIC} could not be read within {self._settings.operation_timeout_s} s")
+        raise BusUnavailable(f"{CLUSTER_ID.name} could not be read within {self._settings.operation_timeout_s} s")
 
 
 class PulsarProducer:

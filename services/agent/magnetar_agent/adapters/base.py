@@ -1,7 +1,8 @@
 """The one interface between the agent and an inference server, and the errors that cross it.
 
-Every call blocks; the agent runs it on a thread of its own. Calls for different models may run at the same time; the caller serialises calls
-for the same model. An adapter keeps no opinion of what should be loaded: it reports what the server says.
+Every call blocks; the agent runs it on a thread of its own. Calls for different models may run at the same time; the
+caller serialises calls for the same model. An adapter keeps no opinion of what should be loaded: it reports what the
+server says.
 """
 
 from collections.abc import Mapping
@@ -38,8 +39,8 @@ RETRIABLE: Mapping[Code, bool] = {
     Code.TIMEOUT: True,
     Code.ARTIFACT_UNREACHABLE: True,
     Code.UNLOAD_FAILED: True,
-    # The server read the model and said no: flaky loads exist (a licence server, a download), so another attempt is worth its price;
-    # the scheduler's limit on attempts ends it.
+    # The server read the model and said no: flaky loads exist (a licence server, a download), so another attempt is
+    # worth its price; the scheduler's limit on attempts ends it.
     Code.LOAD_FAILED: True,
     # What follows is the same on every attempt until somebody changes something.
     # Object stores are consistent after a write: what is not there was named wrongly.
@@ -73,15 +74,15 @@ class OperationError(Exception):
         return RETRIABLE[self.code]
 
 
-class LoadFailed(OperationError):
+class LoadFailed(OperationError):  # noqa: N818
     """A model is not loaded, and nothing of it is left on the server."""
 
 
-class UnloadFailed(OperationError):
+class UnloadFailed(OperationError):  # noqa: N818
     """The server still holds the model, or cannot be asked."""
 
 
-class ServerUnreachable(OperationError):
+class ServerUnreachable(OperationError):  # noqa: N818
     """The server did not answer a question (not a statement about any model)."""
 
     def __init__(self, message: str) -> None:
@@ -94,12 +95,17 @@ class IndexState(StrEnum):
     READY = "READY"
     LOADING = "LOADING"
     UNLOADING = "UNLOADING"
+    UNKNOWN = "UNKNOWN"
     UNAVAILABLE = "UNAVAILABLE"
 
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """One model in the server's index. `UNAVAILABLE` means that it holds no memory: not loaded, or its load failed (then with a reason)."""
+    """One model in the server's index.
+
+    `UNAVAILABLE` means that it holds no memory: not loaded, or its load failed (Triton then gives a reason). `UNKNOWN` is
+    MLServer's word for a model that is registered and not ready: loading, or its runtime said no; it may hold memory.
+    """
 
     state: IndexState
     reason: str = ""
@@ -201,7 +207,10 @@ class Adapter(Protocol):
         ...
 
     def ready(self, name: str) -> bool:
-        """Whether this one model answers its own ready URL with 200. Any failure to answer is False; never the server-wide readiness."""
+        """Whether this one model answers its own ready URL with 200; any failure to answer is False.
+
+        Never the server-wide readiness, which is true of a server without a single model.
+        """
         ...
 
     def alive(self) -> bool:

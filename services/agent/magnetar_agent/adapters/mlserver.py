@@ -1,7 +1,6 @@
 """MLServer: a folder with a `model-settings.json` for each model."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ SETTINGS = "model-settings.json"
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """An MLServer runtime: the class it is loaded by, the package that holds it, and the files it reads, most telling first.
+    """An MLServer runtime: its class, the package that holds it, and the files it reads, most telling first.
 
     With no files the model's folder itself is the model (MLflow).
     """
@@ -60,7 +59,8 @@ class MLServerAdapter(RepositoryAdapter):
     Args:
         base_url: See `RepositoryAdapter`.
         repository: See `RepositoryAdapter`.
-        runtimes: Requirements it serves; `installed_runtimes(...)` for a server of ours, the operator's list for one that runs already.
+        runtimes: Requirements it serves; `installed_runtimes(...)` for a server of ours, the operator's list for one
+            that runs already.
         limits: See `RepositoryAdapter`.
         diagnose: See `RepositoryAdapter`.
         transport: See `RepositoryAdapter`.
@@ -86,7 +86,7 @@ class MLServerAdapter(RepositoryAdapter):
         return tuple(sorted({"mlserver", *self._runtimes}))
 
     def materialise(self, spec: ModelSpec, folder: Path) -> None:
-        """See `RepositoryAdapter.materialise`: the artifact's own settings with the name replaced, or settings made from the requirements."""
+        """See `RepositoryAdapter.materialise`: the artifact's own settings with another name, or settings we make."""
         if spec.artifact.is_dir():
             shutil.copytree(spec.artifact, folder, copy_function=link_or_copy, dirs_exist_ok=True)
         else:
@@ -111,8 +111,8 @@ class MLServerAdapter(RepositoryAdapter):
         if runtime is None:
             raise LoadFailed(
                 Code.UNSUPPORTED,
-                f"{spec.name}: none of {list(spec.requirements)} is a runtime of this MLServer ({', '.join(self._runtimes)}); "
-                f"name one, or put a {SETTINGS} into the artifact",
+                f"{spec.name}: none of {list(spec.requirements)} is a runtime of this MLServer "
+                f"({', '.join(self._runtimes)}); name one, or put a {SETTINGS} into the artifact",
             )
         parameters: dict[str, Any] = {"uri": _model_file(spec, runtime, folder)}
         if spec.parameters:
@@ -146,7 +146,7 @@ def _given(spec: ModelSpec, path: Path) -> dict[str, Any]:
     parameters = given.get("parameters")
     uri = cast("dict[str, Any]", parameters).get("uri", "") if isinstance(parameters, dict) else ""
     # A remote URI or a hub id is the runtime's business; a path must stay inside the artifact whose digest is pinned.
-    if isinstance(uri, str) and "://" not in uri and (os.path.isabs(uri) or ".." in Path(uri).parts):
+    if isinstance(uri, str) and "://" not in uri and (Path(uri).is_absolute() or ".." in Path(uri).parts):
         raise LoadFailed(
             Code.ARTIFACT_INVALID, f"{spec.name}: parameters.uri {uri!r} in its {SETTINGS} points out of the artifact"
         )

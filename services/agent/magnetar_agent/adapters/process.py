@@ -1,4 +1,4 @@
-"""Servers that hold one model each (vLLM's kind): load starts a process, unload ends it, and the index is the processes."""
+"""Servers that hold one model each (vLLM's kind): load starts a process, unload ends it, the index is the processes."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,11 +38,12 @@ class ProcessTemplate:
 
     Attributes:
         kind: The kind of runtime, e.g. `vllm`.
-        command: Program and arguments; `{model}` (artifact path), `{name}`, `{host}` and `{port}` are filled in. The model's parameters
-            follow as `--key value` (`--key` if the value is empty).
+        command: Program and arguments; `{model}` (artifact path), `{name}`, `{host}` and `{port}` are filled in. The
+            model's parameters follow as `--key value` (`--key` if the value is empty).
         capabilities: Requirements it serves.
         health_path: Answers 200 once the server is up. Says nothing about the model.
-        model_ready_path: Answers 200 once *this model* serves, `{name}` filled in; empty: the name must be listed by `models_path`.
+        model_ready_path: Answers 200 once *this model* serves, `{name}` filled in; empty: the name must be listed by
+            `models_path`.
         models_path: OpenAI's list of models, used where there is no ready URL (vLLM has none).
         version_path: Answers `{"version": …}`.
         devices_variable: Environment variable that names the devices.
@@ -140,7 +142,7 @@ class ProcessAdapter:
             raise UnloadFailed(Code.UNLOAD_FAILED, f"cannot end the process of {name}: {error}") from error
 
     def index(self) -> dict[str, IndexEntry]:
-        """See `Adapter.index`. A process that ended by itself stays listed as UNAVAILABLE, with its last words, until it is unloaded or loaded."""
+        """See `Adapter.index`. A process that ended by itself stays listed as UNAVAILABLE, with its last words."""
         with self._lock:
             processes = dict(self._processes)
         return {name: _entry(process) for name, process in processes.items()}
@@ -219,7 +221,7 @@ class ProcessAdapter:
         return process
 
     def _await(self, name: str, process: _Process, path: str, deadline: float) -> None:
-        """Wait for a path to answer 200, or for the model itself when there is none; a process that ends meanwhile is the failure."""
+        """Wait for a path to answer 200, or without one for the model; a process that ends meanwhile has failed."""
         while not (self._ok(process.url + path) if path else self._model_ready(name, process)):
             code = process.child.wait(self._limits.poll_seconds)
             if code is not None:
@@ -238,7 +240,7 @@ class ProcessAdapter:
 
     def _ok(self, url: str) -> bool:
         try:
-            return self._http.get(url).status_code == httpx.codes.OK
+            return self._http.get(url).status_code == HTTPStatus.OK
         except httpx.TransportError:
             return False
 

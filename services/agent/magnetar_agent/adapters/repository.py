@@ -1,7 +1,8 @@
 """Servers with the V2 model-repository API: a folder of models, load and unload over HTTP, and an index.
 
-The answer to a load or unload is a hint; the index and the model's own ready URL are the truth. Triton answers an unload before it has
-happened (measured: 1.2 s before, for a Python model); MLServer answers 200 when a runtime's `load()` returned False, and never says LOADING.
+The answer to a load or unload is a hint; the index and the model's own ready URL are the truth. Triton answers an
+unload before it has happened (measured: 1.2 s before, for a Python model); MLServer answers 200 when a runtime's
+`load()` returned False, and never says LOADING.
 """
 
 import abc
@@ -11,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,7 +55,7 @@ def failure_code(message: str) -> Code:
 
 
 def link_or_copy(source: str, target: str) -> None:
-    """Hard-link a file, or copy it across file systems: a repository holds artifacts of many GB that the cache holds already."""
+    """Hard-link a file, or copy it across file systems: the cache holds these many GB already."""
     try:
         os.link(source, target)
     except OSError:
@@ -133,9 +135,10 @@ class RepositoryAdapter(abc.ABC):
         try:
             answer = self._operate(name, "unload", deadline)
             gone = {None, IndexState.UNAVAILABLE}
-            # MLServer forgets what has no folder even while it serves it, so the folder goes last and the ready URL is asked too.
+            # MLServer forgets what has no folder even while it serves it, so the folder goes last and the ready URL is
+            # asked too.
             while (state := self._state(name)) not in gone or (
-                answer.status_code != httpx.codes.NOT_FOUND and self.ready(name)
+                answer.status_code != HTTPStatus.NOT_FOUND and self.ready(name)
             ):
                 if time.monotonic() > deadline:
                     raise UnloadFailed(
@@ -149,14 +152,15 @@ class RepositoryAdapter(abc.ABC):
     def index(self) -> dict[str, IndexEntry]:
         """See `Adapter.index`."""
         answer = self._ask("POST", "/v2/repository/index", json={})
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != HTTPStatus.OK:
             raise ServerUnreachable(
                 f"{self._base_url} answered its index with {answer.status_code}: {answer.text[:300]}"
             )
         entries: dict[str, IndexEntry] = {}
         for row in cast("list[dict[str, Any]]", answer.json()):
-            # Triton lists a model never loaded without a state, and one row a version: any version that lives keeps the name.
-            entry = IndexEntry(IndexState(row.get("state") or "UNAVAILABLE"), str(row.get("reason") or ""))
+            # Triton lists a model never loaded without a state, and one row a version: any version that lives keeps
+            # the name.
+            entry = IndexEntry(_state(str(row.get("state") or "UNAVAILABLE")), str(row.get("reason") or ""))
             known = entries.get(row["name"])
             if known is None or _RANK[entry.state] < _RANK[known.state]:
                 entries[str(row["name"])] = entry
@@ -165,14 +169,14 @@ class RepositoryAdapter(abc.ABC):
     def ready(self, name: str) -> bool:
         """See `Adapter.ready`."""
         try:
-            return self._ask("GET", f"/v2/models/{name}/ready").status_code == httpx.codes.OK
+            return self._ask("GET", f"/v2/models/{name}/ready").status_code == HTTPStatus.OK
         except ServerUnreachable:
             return False
 
     def alive(self) -> bool:
         """See `Adapter.alive`."""
         try:
-            return self._http.get("/v2/health/live").status_code == httpx.codes.OK
+            return self._http.get("/v2/health/live").status_code == HTTPStatus.OK
         except httpx.TransportError:
             return False
 
@@ -184,7 +188,7 @@ class RepositoryAdapter(abc.ABC):
     def server_info(self) -> tuple[str, str]:
         """See `Adapter.server_info`."""
         answer = self._ask("GET", "/v2")
-        if answer.status_code != httpx.codes.OK:
+        if answer.status_code != HTTPStatus.OK:
             raise ServerUnreachable(f"{self._base_url}/v2 answered {answer.status_code}")
         body = cast("dict[str, Any]", answer.json())
         return str(body.get("name", "")), str(body.get("version", ""))
@@ -212,7 +216,7 @@ class RepositoryAdapter(abc.ABC):
                 raise LoadFailed(error.code, f"{name}: {error.message}") from error
             if entry is not None and entry.state is IndexState.READY and answer.is_success and self.ready(name):
                 return
-            if entry is None or entry.state is IndexState.UNAVAILABLE or not answer.is_success:
+            if entry is None or entry.state in _NOT_COMING or not answer.is_success:
                 raise self._refusal(name, answer, entry)
             if time.monotonic() > deadline:
                 raise LoadFailed(Code.TIMEOUT, f"{name} is {entry.state} but does not answer its ready URL")
@@ -246,7 +250,7 @@ class RepositoryAdapter(abc.ABC):
             raise LoadFailed(code, f"{verb} of {name}: {error.message}") from error
 
     def _ask(self, method: str, url: str, *, timeout: float | None = None, json: object = None) -> httpx.Response:
-        """One HTTP call, tried again within the limits when the transport failed; a time-out is an answer of its own and is not."""
+        """Make one HTTP call, again within the limits when the transport failed; a read time-out is not tried again."""
         retry = tenacity.Retrying(
             retry=tenacity.retry_if_exception(
                 lambda e: isinstance(e, httpx.TransportError) and not isinstance(e, httpx.ReadTimeout)
@@ -262,4 +266,10 @@ class RepositoryAdapter(abc.ABC):
             raise ServerUnreachable(f"{self._base_url}{url}: {type(error).__name__}: {error}") from error
 
 
-_RANK = {IndexState.READY: 0, IndexState.LOADING: 1, IndexState.UNLOADING: 2, IndexState.UNAVAILABLE: 3}
+# States that a load which the server has answered does not leave: only Triton answers before the end, and says LOADING then.
+_NOT_COMING = {IndexState.UNAVAILABLE, IndexState.UNKNOWN}
+_RANK = {state: rank for rank, state in enumerate(IndexState)}  # the declared order: the liveliest first
+
+
+def _state(word: str) -> IndexState:
+    return IndexState(word) if word in IndexState.__members__ else IndexState.UNKNOWN

@@ -63,7 +63,7 @@ class TritonAdapter(RepositoryAdapter):
         return tuple(sorted({"triton", *self._backends}))
 
     def materialise(self, spec: ModelSpec, folder: Path) -> None:
-        """See `RepositoryAdapter.materialise`: the artifact's own config with the name replaced, or a config made from the requirements.
+        """See `RepositoryAdapter.materialise`: the artifact's own config with another name, or one we make.
 
         An artifact without a version folder becomes version 1. Inputs and outputs of a made config are left to Triton's
         auto-completion (ONNX) or to the model's `auto_complete_config` (Python).
@@ -88,8 +88,8 @@ class TritonAdapter(RepositoryAdapter):
                 return f'name: "{spec.name}"\nbackend: "{backend}"\nmax_batch_size: 0\n{self._instances(spec)}\n'
         raise LoadFailed(
             Code.UNSUPPORTED,
-            f"{spec.name}: none of {list(spec.requirements)} is a backend of this Triton ({', '.join(self._backends)}); "
-            f"name one, or put a {CONFIG} into the artifact",
+            f"{spec.name}: none of {list(spec.requirements)} is a backend of this Triton "
+            f"({', '.join(self._backends)}); name one, or put a {CONFIG} into the artifact",
         )
 
     def _instances(self, spec: ModelSpec) -> str:

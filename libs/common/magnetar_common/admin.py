@@ -1,0 +1,169 @@
+"""Pulsar's admin REST interface, as much of it as Magnetar needs. The embedded broker has none."""
+
+import json
+import ssl
+from http import HTTPStatus
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from magnetar_common.errors import BusRefused, BusUnavailable, NotThere
+from magnetar_common.settings import BusSettings
+
+Json = Any
+"""What JSON can hold."""
+
+
+class Admin:
+    """A client of one cluster's admin interface. Safe to use from several threads.
+
+    Every method raises:
+        BusUnavailable: no answer, or a broken one; trying again may help.
+        NotThere: no such tenant, namespace, topic or schema.
+        BusRefused: not permitted, or not valid.
+    """
+
+    def __init__(self, settings: BusSettings) -> None:
+        if not settings.admin_url:
+            raise BusRefused(
+                "there is no admin interface: set MAGNETAR_PULSAR_ADMIN_URL (the embedded broker has none)"
+            )
+        self._http = httpx.Client(
+            base_url=settings.admin_url.rstrip("/") + "/admin/v2/",
+            headers={"Authorization": f"Bearer {settings.token}"} if settings.token else {},
+            verify=ssl.create_default_context(cafile=settings.trust_certs) if settings.trust_certs else True,
+            timeout=settings.operation_timeout_s,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def broker_version(self) -> str:
+        """Return the broker's version, such as ``4.2.4``."""
+        return self._call("GET", "brokers/version", text=True)
+
+    def broker_settings(self) -> dict[str, str]:
+        """Return the broker's running configuration (for superusers)."""
+        return self._call("GET", "brokers/configuration/runtime")
+
+    def clusters(self) -> list[str]:
+        """Return the names of the clusters that this one knows, itself among them."""
+        return [name for name in self._call("GET", "clusters") if name != "global"]
+
+    def create_tenant(self, tenant: str) -> None:
+        """Create a tenant for all clusters, unless it is there."""
+        self._create(f"tenants/{tenant}", {"adminRoles": [], "allowedClusters": self.clusters()})
+
+    def create_namespace(self, namespace: str) -> None:
+        """Create ``tenant/namespace``, unless it is there."""
+        self._create(f"namespaces/{namespace}")
+
+    def create_topic(self, topic: str) -> None:
+        """Create a topic without partitions, unless it is there."""
+        self._create(_path(topic))
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete a topic with all that is in it, whoever uses it."""
+        self._call("DELETE", _path(topic), {"force": "true"})
+
+    def topics(self, namespace: str) -> list[str]:
+        """Return the full names of the topics of a namespace."""
+        return self._call("GET", f"persistent/{namespace}")
+
+    def partitions(self, topic: str) -> int:
+        """Return the number of partitions; 0 = not partitioned (or not there)."""
+        return int(self._call("GET", f"{_path(topic)}/partitions")["partitions"])
+
+    def namespace_policy(self, namespace: str, policy: str) -> Json:
+        """Return a policy as it is set on a namespace; None when it is not."""
+        return self._call("GET", f"namespaces/{namespace}/{policy}")
+
+    def set_namespace_policy(self, namespace: str, policy: str, value: Json) -> None:
+        """Set a policy of a namespace."""
+        method = "PUT" if policy == "schemaCompatibilityStrategy" else "POST"
+        self._call(method, f"namespaces/{namespace}/{policy}", body=value)
+
+    def topic_policy(self, topic: str, policy: str) -> Json:
+        """Return a policy as it holds for a topic, whoever set it (topic, namespace, or broker)."""
+        return self._call("GET", f"{_path(topic)}/{policy}", {"applied": "true"})
+
+    def set_topic_policy(self, topic: str, policy: str, value: Json) -> None:
+        """Set a policy of a topic; it goes before the namespace's."""
+        if policy == "messageTTL":
+            self._call("POST", f"{_path(topic)}/{policy}", {policy: str(value)})
+        else:
+            self._call("POST", f"{_path(topic)}/{policy}", body=value)
+
+    def schema(self, topic: str) -> Json:
+        """Return the newest Avro schema of a topic; None when it has none."""
+        try:
+            return json.loads(self._call("GET", f"schemas/{_local(topic)}/schema")["data"])
+        except NotThere:
+            return None
+
+    def set_schema(self, topic: str, schema: str) -> None:
+        """Register an Avro schema (JSON). One that is registered already makes no new version."""
+        self._call("POST", f"schemas/{_local(topic)}/schema", body={"type": "AVRO", "schema": schema, "properties": {}})
+
+    def compact(self, topic: str) -> None:
+        """Ask for a compaction; it runs in the background."""
+        self._call("PUT", f"{_path(topic)}/compaction")
+
+    def compaction(self, topic: str) -> str:
+        """Return NOT_RUN, RUNNING, SUCCESS or ERROR."""
+        return self._call("GET", f"{_path(topic)}/compaction")["status"]
+
+    def stats(self, topic: str) -> dict[str, Json]:
+        """Return the broker's statistics of a topic: publishers, subscriptions, sizes."""
+        return self._call("GET", f"{_path(topic)}/stats")
+
+    def unload(self, topic: str) -> None:
+        """Make the broker let go of a topic; clients find it again by themselves."""
+        self._call("PUT", f"{_path(topic)}/unload")
+
+    def _create(self, path: str, body: Json = None) -> None:
+        try:
+            self._call("PUT", path, body=body)
+        except _Exists:
+            return
+
+    def _call(
+        self, method: str, path: str, params: dict[str, str] | None = None, *, body: Json = None, text: bool = False
+    ) -> Any:
+        try:
+            answer = self._http.request(method, path, params=params, json=body)
+        except httpx.HTTPError as error:
+            raise BusUnavailable(f"{self._http.base_url}: {method} {path}: {error or type(error).__name__}") from error
+        if answer.is_success:
+            return answer.text if text else (answer.json() if answer.content else None)
+        said = f"{method} {answer.url}: {answer.status_code} {answer.text.strip()}"
+        if answer.status_code == HTTPStatus.NOT_FOUND:
+            raise NotThere(said)
+        if answer.status_code == HTTPStatus.CONFLICT:
+            raise _Exists(said)
+        if answer.is_client_error:
+            raise BusRefused(said)
+        raise BusUnavailable(said)
+
+
+class _Exists(BusRefused):
+    """What was to be created is there."""
+
+
+def _local(topic: str) -> str:
+    return quote(topic.removeprefix("persistent://"))
+
+
+def _path(topic: str) -> str:
+    return f"persistent/{_local(topic)}"

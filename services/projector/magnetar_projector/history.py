@@ -1,0 +1,109 @@
+"""What was asked of a model: by whom, when, why, and what each wish changed."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from magnetar_common.log import LogRecord
+from magnetar_common.render import plain
+from magnetar_events import facts as f
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(slots=True, frozen=True)
+class Difference:
+    """A field of the specification, e.g. ``runtime.kind``, before and after; None = it was not there."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(slots=True, frozen=True)
+class Change:
+    """One wish for a model that changed it.
+
+    Attributes:
+        position: of its entry.
+        wall: ms since the epoch.
+        kind: ``deployed``, ``scaled`` or ``undeployed``.
+        generation: the version that was made, or that it was about.
+        request: id of the request; empty if no request asked for it.
+        source: which client sent it.
+        actor: who asked.
+        authtype: how the actor is known.
+        reason: why, in free text.
+        differences: to the specification before; empty for the first version.
+    """
+
+    position: int
+    wall: int
+    kind: str
+    generation: int
+    request: str
+    source: str
+    actor: str
+    authtype: str
+    reason: str
+    differences: tuple[Difference, ...]
+
+
+def history_of(model: str, records: Iterable[LogRecord]) -> list[Change]:
+    """Return the changes of a model, oldest first.
+
+    Args:
+        model: key.
+        records: entries in order of the log, all of those at least that hold a wish for the model.
+    """
+    changes: list[Change] = []
+    generation, spec = 0, _NOTHING
+    for record in records:
+        request: f.RequestAccepted | None = None
+        for fact in record.entry.facts:
+            if isinstance(fact, f.RequestAccepted):
+                request = fact
+            elif isinstance(fact, (f.ModelWanted, f.ModelScaled, f.ModelUndeployed)) and fact.model == model:
+                before = spec
+                if isinstance(fact, f.ModelWanted):
+                    kind, generation, spec = "deployed", fact.generation, plain(fact.spec)
+                elif isinstance(fact, f.ModelScaled):
+                    kind, spec = "scaled", {**spec, "replicas": fact.replicas}
+                else:
+                    kind, spec = "undeployed", _NOTHING
+                differences = compare(before, spec) if before and spec else ()
+                changes.append(_change(record, kind, generation, request, differences))
+    return changes
+
+
+def _change(
+    record: LogRecord,
+    kind: str,
+    generation: int,
+    request: f.RequestAccepted | None,
+    differences: tuple[Difference, ...],
+) -> Change:
+    entry = record.entry
+    asked = (
+        (request.request, request.source, request.actor, request.authtype, request.reason)
+        if request is not None
+        else ("", "", "", "", "")
+    )
+    return Change(entry.position, entry.wall, kind, generation, *asked, differences)
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Return which fields differ, in order of name; nested ones are named with dots."""
+    old, new = _flat(before), _flat(after)
+    names = sorted(old.keys() | new.keys())
+    return tuple(Difference(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            found.update(_flat(item, f"{prefix}{name}."))  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            found[prefix + name] = item
+    return found

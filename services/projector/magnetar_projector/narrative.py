@@ -1,0 +1,263 @@
+"""The log in plain words: one line for each fact."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from magnetar_common.state import State
+from magnetar_events import facts as f
+from magnetar_events.facts import Fact
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_OF_A_WHOLE_SERVER = (f.ServerUpdated, f.ServerLost, f.ServerForgotten)
+
+
+def narrate(fact: Fact) -> str:
+    """Return what a fact says, as one line for people."""
+    return " ".join(_LINES[type(fact)](fact).split())
+
+
+def concerns(state: State, fact: Fact) -> tuple[str, ...]:
+    """Return every model and server that a fact is part of the story of.
+
+    Args:
+        state: before the fact: what is on a server that is lost or forgotten is concerned, too.
+        fact: what became so.
+    """
+    subjects = dict.fromkeys((f.subject_of(fact), getattr(fact, "model", ""), getattr(fact, "server", "")))
+    if isinstance(fact, _OF_A_WHOLE_SERVER) and (server := state.servers.get(fact.server)) is not None:
+        subjects.update(dict.fromkeys(model for model, _ in server.replicas))
+    subjects.pop("", None)
+    return tuple(subjects)
+
+
+def amount(size: int) -> str:
+    """Return bytes for people: ``100 MiB``."""
+    value = float(size)
+    for unit in _UNITS[:-1]:
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} {_UNITS[-1]}"
+
+
+def _because(reason: str, before: str = ": ") -> str:
+    return f"{before}{reason}" if reason else ""
+
+
+def _of(fact: Any) -> str:
+    return f"{fact.model} v{fact.generation}"
+
+
+def _bookings(bookings: Iterable[f.Booking]) -> str:
+    return ", ".join(f"{amount(booking.bytes)} on {booking.device}" for booking in bookings)
+
+
+def _refusals(counts: Iterable[f.Count]) -> str:
+    return ", ".join(f"{count.rule} {count.servers}" for count in counts)
+
+
+def _replicas(count: int) -> str:
+    return f"{count} replica" if count == 1 else f"{count} replicas"
+
+
+# --- leadership and requests ------------------------------------------------------------------------------------------
+
+
+def _leader_elected(fact: f.LeaderElected) -> str:
+    return f"{fact.leader} leads cluster {fact.cluster}, term {fact.term} (Magnetar {fact.version})"
+
+
+def _leader_alive(fact: f.LeaderAlive) -> str:
+    return f"the leader of term {fact.term} is alive"
+
+
+def _policy_set(fact: f.PolicySet) -> str:
+    changed = fact.policy.model_dump(by_alias=True)
+    usual = type(fact.policy)().model_dump(by_alias=True)
+    parts = ", ".join(f"{name} {value}" for name, value in changed.items() if value != usual[name])
+    return f"policy is now {parts or 'the defaults'}"
+
+
+def _request_accepted(fact: f.RequestAccepted) -> str:
+    who = fact.actor or fact.authtype
+    version = f" v{fact.generation}" if fact.generation else ""
+    return f"{fact.kind} {fact.subject}{version} accepted, asked by {who} through {fact.source}{_because(fact.reason)}"
+
+
+def _request_rejected(fact: f.RequestRejected) -> str:
+    where = f" ({fact.field})" if fact.field else ""
+    source = f", asked through {fact.source}" if fact.source else ""
+    return f"{fact.kind or 'message'} {fact.subject} rejected, {fact.code}{where}: {fact.message}{source}"
+
+
+def _request_repeated(fact: f.RequestRepeated) -> str:
+    return f"request {fact.request} of {fact.source} came again; it was handled at position {fact.position}"
+
+
+def _report_ignored(fact: f.ReportIgnored) -> str:
+    subject = f" on {fact.subject}" if fact.subject else ""
+    return f"report of {fact.server}{subject} ignored, {fact.code}: {fact.message}"
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def _model_wanted(fact: f.ModelWanted) -> str:
+    return f"{_of(fact)} is wanted, {_replicas(fact.spec.replicas)} of {fact.spec.storage_uri}"
+
+
+def _model_scaled(fact: f.ModelScaled) -> str:
+    return f"{fact.model} is to have {_replicas(fact.replicas)} (set by {fact.owner})"
+
+
+def _model_undeployed(fact: f.ModelUndeployed) -> str:
+    return f"{fact.model} is no longer wanted"
+
+
+def _model_removed(fact: f.ModelRemoved) -> str:
+    return f"nothing of {fact.model} is left"
+
+
+def _artifact_pinned(fact: f.ArtifactPinned) -> str:
+    return f"{_of(fact)} is pinned to the artifact sha256:{fact.digest[:12]}"
+
+
+def _version_failed(fact: f.VersionFailed) -> str:
+    hope = "a new server may help" if fact.retriable else "only a new version can help"
+    places = f" [{'; '.join(fact.places)}]" if fact.places else ""
+    return f"{_of(fact)} failed, {fact.code}: {fact.message} ({hope}){places}"
+
+
+def _version_revived(fact: f.VersionRevived) -> str:
+    return f"{_of(fact)} is tried again{_because(fact.reason)}"
+
+
+def _version_retired(fact: f.VersionRetired) -> str:
+    return f"nothing of {_of(fact)} is left"
+
+
+def _traffic_changed(fact: f.TrafficChanged) -> str:
+    targets = ", ".join(f"v{target.generation} {target.weight} %" for target in fact.targets)
+    return f"traffic of {fact.model} goes to {targets or 'nobody'}{_because(fact.reason)}"
+
+
+# --- replicas ---------------------------------------------------------------------------------------------------------
+
+
+def _replica_placed(fact: f.ReplicaPlaced) -> str:
+    others = len(fact.best) - 1
+    best = f", best of {len(fact.best)} candidates" if others > 0 else ""
+    return f"{_of(fact)} placed on {fact.server} ({_bookings(fact.bookings)}){best}{_because(fact.reason)}"
+
+
+def _placement_refused(fact: f.PlacementRefused) -> str:
+    why = _because(_refusals(fact.refusals), "; servers turned down: ")
+    return f"{_replicas(fact.missing)} of {_of(fact)} fit nowhere: {fact.message}{why}"
+
+
+def _placement_settled(fact: f.PlacementSettled) -> str:
+    return f"nothing of {fact.model} waits for room any more"
+
+
+def _replica_adopted(fact: f.ReplicaAdopted) -> str:
+    return f"{_of(fact)} found on {fact.server} and adopted{_because(fact.reason)}"
+
+
+def _replica_changed(fact: f.ReplicaChanged) -> str:
+    code = f", {fact.code}" if fact.code else ""
+    attempt = f" (attempt {fact.attempt})" if fact.attempt > 1 else ""
+    return f"{_of(fact)} on {fact.server}: {fact.before} → {fact.after}{attempt}{code}{_because(fact.reason)}"
+
+
+def _replica_measured(fact: f.ReplicaMeasured) -> str:
+    known = tuple(booking for booking in fact.measured if booking.bytes)
+    memory = f"; took {_bookings(known)}" if known else ""
+    times = f"fetch {fact.fetch_ms} ms, load {fact.load_ms} ms, verify {fact.verify_ms} ms"
+    return f"{_of(fact)} loaded on {fact.server}: {times}{memory}"
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def _server_joined(fact: f.ServerJoined) -> str:
+    info = fact.record.server
+    if info is None:
+        return f"{fact.server} joined"
+    runtime = f"{info.runtime.kind} {info.runtime.version}".strip() or "server of unknown kind"
+    return f"{fact.server} joined as life {info.incarnation}: {runtime} on {info.host}"
+
+
+def _server_superseded(fact: f.ServerSuperseded) -> str:
+    return f"life {fact.incarnation} of {fact.server} is over; a newer one took its place"
+
+
+def _server_updated(fact: f.ServerUpdated) -> str:
+    return f"{fact.server} now says {fact.record.status}"
+
+
+def _server_reading(fact: f.ServerReadingChanged) -> str:
+    devices = ", ".join(
+        f"{device.uuid} {device.error or f'{amount(device.free)} of {amount(device.total)} free'}"
+        for device in fact.devices
+    )
+    return f"{fact.server} reads {devices or 'no devices'}, {fact.loads} loads in progress"
+
+
+def _server_stale(fact: f.ServerReadingStale) -> str:
+    return f"the reading of {fact.server} is too old to place by"
+
+
+def _inventory_requested(fact: f.InventoryRequested) -> str:
+    return f"{fact.server} is asked what it holds{_because(fact.reason)}"
+
+
+def _inventory_taken(fact: f.InventoryTaken) -> str:
+    return f"{fact.server} said what it holds; it can be placed on"
+
+
+def _server_lost(fact: f.ServerLost) -> str:
+    return f"{fact.server} is lost, {fact.code}: {fact.reason}"
+
+
+def _server_returned(fact: f.ServerReturned) -> str:
+    return f"{fact.server} is there again, in the same life"
+
+
+def _server_forgotten(fact: f.ServerForgotten) -> str:
+    return f"{fact.server} was lost long ago and is forgotten"
+
+
+_LINES: dict[type, Callable[[Any], str]] = {
+    f.LeaderElected: _leader_elected,
+    f.LeaderAlive: _leader_alive,
+    f.PolicySet: _policy_set,
+    f.RequestAccepted: _request_accepted,
+    f.RequestRejected: _request_rejected,
+    f.RequestRepeated: _request_repeated,
+    f.ReportIgnored: _report_ignored,
+    f.ModelWanted: _model_wanted,
+    f.ModelScaled: _model_scaled,
+    f.ModelUndeployed: _model_undeployed,
+    f.ModelRemoved: _model_removed,
+    f.ArtifactPinned: _artifact_pinned,
+    f.VersionFailed: _version_failed,
+    f.VersionRevived: _version_revived,
+    f.VersionRetired: _version_retired,
+    f.TrafficChanged: _traffic_changed,
+    f.ReplicaPlaced: _replica_placed,
+    f.PlacementRefused: _placement_refused,
+    f.PlacementSettled: _placement_settled,
+    f.ReplicaAdopted: _replica_adopted,
+    f.ReplicaChanged: _replica_changed,
+    f.ReplicaMeasured: _replica_measured,
+    f.ServerJoined: _server_joined,
+    f.ServerSuperseded: _server_superseded,
+    f.ServerUpdated: _server_updated,
+    f.ServerReadingChanged: _server_reading,
+    f.ServerReadingStale: _server_stale,
+    f.InventoryRequested: _inventory_requested,
+    f.InventoryTaken: _inventory_taken,
+    f.ServerLost: _server_lost,
+    f.ServerReturned: _server_returned,
+    f.ServerForgotten: _server_forgotten,
+}

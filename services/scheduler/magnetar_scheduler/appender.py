@@ -1,0 +1,79 @@
+"""Appending to the log: pipelined, in order, and fatal on the first failure."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from magnetar_common.bus import MessageId, Producer
+from magnetar_common.errors import BusError, Deposed
+
+ACK_TIMEOUT_S = 10.0
+"""An append unacknowledged for this long (seconds) ends the leadership."""
+
+
+class Appender:
+    """Sends entries through the exclusive producer, and knows how far they are acknowledged.
+
+    Nothing is ever retried: to go on after a failed pipelined send punches holes into the log (measured). So the first
+    failure, or an append unanswered for 10 s, deposes this process for good.
+
+    Args:
+        producer: exclusive on the log, batching.
+        on_acknowledged: told, on a thread of the client's, that ``acknowledged`` moved or that something failed.
+    """
+
+    def __init__(self, producer: Producer, on_acknowledged: Callable[[], None]) -> None:
+        self._producer = producer
+        self._on_acknowledged = on_acknowledged
+        self._lock = threading.Lock()
+        self._pending: deque[tuple[int, float]] = deque()
+        self._failure: BusError | None = None
+        self.acknowledged = -1
+        """Position of the last entry that is stored."""
+        self.last_acknowledgement = time.monotonic()
+        """When the broker last acknowledged an append (monotonic seconds)."""
+
+    def append(self, position: int, payload: bytes, properties: dict[str, str]) -> None:
+        """Queue one entry; blocks while the client's queue is full.
+
+        Raises:
+            Deposed: an earlier append failed.
+        """
+        self.check()
+        with self._lock:
+            self._pending.append((position, time.monotonic()))
+
+        def stored(result: MessageId | BusError) -> None:
+            with self._lock:
+                if isinstance(result, BusError):
+                    self._failure = self._failure or result
+                elif self._failure is None:
+                    self._pending.popleft()
+                    self.acknowledged = position
+                    self.last_acknowledgement = time.monotonic()
+            self._on_acknowledged()
+
+        self._producer.send_async(payload, stored, properties=properties)
+
+    def flush(self) -> None:
+        """Send now what waits to be batched."""
+        self._producer.flush()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last acknowledgement."""
+        return time.monotonic() - self.last_acknowledgement
+
+    def check(self) -> None:
+        """See that the leadership still stands.
+
+        Raises:
+            Deposed: an append failed, or was not acknowledged in time.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise Deposed(f"an append to the log failed, so this leadership is over: {self._failure}")
+            if self._pending and time.monotonic() - self._pending[0][1] > ACK_TIMEOUT_S:
+                position = self._pending[0][0]
+                raise Deposed(f"the append of position {position} was not acknowledged within {ACK_TIMEOUT_S} s")

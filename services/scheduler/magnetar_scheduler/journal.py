@@ -1,0 +1,98 @@
+"""From an input and its facts to the entry that records them."""
+
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+from magnetar_common.bus import Message
+from magnetar_common.state import State
+from magnetar_common.topics import AGENT_EVENTS, MODEL_EVENTS
+from magnetar_events import ENTRY, SERVICE_RECORD, ServiceRecord
+from magnetar_events import facts as f
+from magnetar_events.codec import FINGERPRINT
+from magnetar_events.entry import FOLD_VERSION, MAX_ENTRY_BYTES, MAX_INPUT_BYTES, Entry, Input
+
+KIND_OF_TOPIC = {MODEL_EVENTS.name: "request", AGENT_EVENTS.name: "report"}
+"""Input topic → kind of input."""
+
+
+class EntryTooLarge(Exception):
+    """A decision does not fit into one entry: a defect, for large consequences are decided in pieces."""
+
+
+def short(topic: str) -> str:
+    """Return a topic's name without its namespace, as ``handled`` and inputs hold it."""
+    return topic.rpartition("/")[2]
+
+
+def from_message(message: Message) -> Input:
+    """Return the input that a message on an input topic is."""
+    return Input(
+        KIND_OF_TOPIC[message.topic],
+        short(message.topic),
+        str(message.id),
+        message.key[:256],
+        message.properties.get(FINGERPRINT, "")[:64],
+        message.payload,
+        len(message.payload),
+    )
+
+
+def from_record(kind: str, instance: str, record: ServiceRecord | None) -> Input:
+    """Return the input of kind ``registry`` or ``reading`` that a record, or its absence, is."""
+    data = SERVICE_RECORD.encode(record) if record is not None else None
+    return Input(kind, "service-registry", "", instance, SERVICE_RECORD.fingerprint, data, len(data or b""))
+
+
+def kept(source: Input, *, redact: bool) -> Input:
+    """Return the input as the log keeps it: without its bytes when they are too large, or must not be kept."""
+    if source.data is None or (len(source.data) <= MAX_INPUT_BYTES and not redact):
+        return source
+    return replace(source, data=None, sha256=sha256(source.data).hexdigest())
+
+
+def make_entry(
+    state: State,
+    source: Input,
+    facts: list[f.Fact],
+    *,
+    id: str,  # noqa: A002 - the field's name
+    term: int,
+    at: int,
+    wall: int,
+    handled: dict[str, str],
+) -> tuple[Entry, bytes]:
+    """Return the next entry and its bytes.
+
+    Raises:
+        EntryTooLarge: more than 1 MiB, before a position was given away.
+    """
+    redact = any(isinstance(fact, f.RequestRejected) and fact.code == "CREDENTIAL_IN_URI" for fact in facts)
+    entry = Entry(
+        id,
+        state.position + 1,
+        term,
+        at,
+        max(wall, state.wall),
+        FOLD_VERSION,
+        kept(source, redact=redact),
+        handled,
+        tuple(facts),
+    )
+    payload = ENTRY.encode(entry)
+    if len(payload) > MAX_ENTRY_BYTES:
+        raise EntryTooLarge(f"the entry at position {entry.position} ({source.kind}) would have {len(payload)} bytes")
+    return entry, payload
+
+
+def properties_of(entry: Entry) -> dict[str, str]:
+    """Return the message properties by which a dashboard filters without Avro: kinds and subjects of the facts."""
+    kinds: dict[str, Any] = {type(fact).__name__: None for fact in entry.facts}
+    subjects = {subject: None for fact in entry.facts if (subject := f.subject_of(fact))}
+    return {
+        **ENTRY.properties,
+        "position": str(entry.position),
+        "term": str(entry.term),
+        "kinds": ",".join(kinds),
+        "subjects": ",".join(list(subjects)[:20]),
+    }

@@ -1,0 +1,426 @@
+"""The leader's loop: take the next input, decide, append one entry, fold it, and once it is stored act on it."""
+
+import queue
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from magnetar_common import __version__
+from magnetar_common.bus import EARLIEST, Anchor, Bus, Message, MessageId
+from magnetar_common.errors import BusError, Deposed
+from magnetar_common.evolve import fold
+from magnetar_common.metrics import (
+    DECIDE_SECONDS,
+    DECISIONS,
+    ILLEGAL_FACTS,
+    INPUT_LAG,
+    LEADER,
+    LOG_POSITION,
+    REPLICAS,
+    TERM,
+)
+from magnetar_common.routing import route_of, same_route
+from magnetar_common.state import ReplicaKey, State
+from magnetar_common.table_view import TableView
+from magnetar_common.topics import INPUTS, ROUTES
+from magnetar_common.transitions import STATES as REPLICA_STATES
+from magnetar_events import COMMAND, ROUTE, Command, Route, ServiceRecord
+from magnetar_events import facts as f
+from magnetar_events.codec import FINGERPRINT
+from magnetar_events.entry import Input
+
+from magnetar_scheduler.appender import Appender
+from magnetar_scheduler.decide import decide
+from magnetar_scheduler.effects import command_topic, inventory_command, replica_command
+from magnetar_scheduler.inputs import Alive, Decidable, Elected, understand
+from magnetar_scheduler.journal import from_message, make_entry, properties_of, short
+from magnetar_scheduler.leadership import Mandate, check_broker
+from magnetar_scheduler.outbox import Outbox
+from magnetar_scheduler.pumps import Pump
+from magnetar_scheduler.watch import Watch
+
+_log = structlog.get_logger(__name__)
+
+TICK_S = 0.25
+"""The loop turns at least this often (seconds)."""
+
+DISCONNECTED_S = 2.0
+"""The log's producer may be without a connection for this long (seconds) before the leadership is given up."""
+
+FRESH_S = 5.0
+"""No effect is sent unless an append was acknowledged within this time (seconds)."""
+
+ALIVE_S = 60.0
+"""An idle leader appends ``LeaderAlive`` this often (seconds)."""
+
+ROUTES_S = 60.0
+"""The routes topic is compared with the state this often (seconds)."""
+
+ANCHOR_S = 10.0
+"""What the log has handled is let go of on the input topics this often (seconds)."""
+
+BACKLOG = 2_000
+"""Inputs taken from the broker and not decided yet, at most."""
+
+ANCHOR = "magnetar-scheduler"
+"""Name of the durable subscription on each input topic; its only use is that the broker keeps what is not handled."""
+
+_ACKNOWLEDGED = object()
+
+
+@dataclass(slots=True)
+class _Heard:
+    key: str
+    record: ServiceRecord | None
+    message_id: MessageId | None
+
+
+class Leader:
+    """One leadership, from its election to its end.
+
+    Args:
+        mandate: the held log and the state at its end.
+        cluster: Magnetar cluster that is led.
+        identity: of this process.
+    """
+
+    def __init__(self, mandate: Mandate, cluster: str, identity: str) -> None:
+        self._bus: Bus = mandate.bus
+        self._producer = mandate.producer
+        self.state: State = mandate.state
+        self.term = self.state.term + 1
+        self._cluster = cluster
+        self._identity = identity
+        self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._appender = Appender(mandate.producer, lambda: self._inbox.put(_ACKNOWLEDGED))
+        self._handled = dict(self.state.handled)
+        self._began = time.monotonic()
+        self._began_at = self.state.at
+        self._due: deque[tuple[int, list[ReplicaKey], list[str], list[str]]] = deque()
+        self._sent: dict[ReplicaKey | str, tuple[int, float]] = {}
+        self._routes: dict[str, Route] = {}
+        self._tried_room = -1
+        self._stuck_at = -1
+        self._connected = self._began
+        self._next_tick = 0.0
+        self._next_routes = 0.0
+        self._next_anchor = self._began + ANCHOR_S
+        self._outbox = Outbox(self._bus, frozenset({ROUTES.name}))
+        self._pumps: list[Pump] = []
+        self._anchors: dict[str, Anchor] = {}
+        self._watch: Watch | None = None
+        self._published: TableView[Route] | None = None
+        self._closing: list[Callable[[], object]] = [self._outbox.close]
+
+    # --- the life of a leadership ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Append ``LeaderElected`` and open the inputs.
+
+        Raises:
+            LogError: the log belongs to another broker.
+            BusError: an input cannot be opened.
+        """
+        broker = self._bus.cluster_id()
+        check_broker(self.state, broker)
+        elected = f.LeaderElected(self.term, self._identity, self._cluster, broker, __version__)
+        self._decide(Input("leader"), Elected(elected))
+        self._appender.flush()
+        LEADER.set(1)
+        TERM.set(self.term)
+        _log.info("leading", term=self.term, position=self.state.position)
+        for topic in INPUTS:
+            place = self.state.handled.get(short(topic.name))
+            after = MessageId.parse(place) if place else EARLIEST
+            self._anchors[topic.name] = self._bus.anchor(topic.name, ANCHOR)
+            self._pumps.append(Pump(self._bus, topic.name, after, self._take, self._inbox.put))
+        self._watch = Watch(
+            self._bus,
+            self._identity,
+            self.state,
+            time.monotonic(),
+            lambda key, record, message_id: self._inbox.put(_Heard(key, record, message_id)),
+        )
+        self._published = TableView(
+            self._bus,
+            ROUTES.name,
+            lambda message: ROUTE.decode(message.payload, message.properties.get(FINGERPRINT, "")),
+        )
+        for pump in self._pumps:
+            pump.start()
+        self._closing += [self._watch.close, self._published.close, *(pump.close for pump in self._pumps)]
+
+    def turn(self) -> None:
+        """Take one thing from the inbox, or let time pass; to be called for as long as it does not raise.
+
+        Raises:
+            Deposed: this leadership is over. The process must exit.
+        """
+        timeout = 0.0 if self._has_work() else max(0.0, min(self._next_tick - time.monotonic(), self._until_due()))
+        try:
+            item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
+        except queue.Empty:
+            item = None
+        now = time.monotonic()
+        if isinstance(item, Message):
+            self._handle(item)
+        elif isinstance(item, _Heard):
+            self._hear(item, now)
+        elif item is _ACKNOWLEDGED:
+            self._act()
+        elif isinstance(item, Exception):
+            raise Deposed(f"an input could not be followed: {type(item).__name__}: {item}") from item
+        self._due_timers()
+        self._pending()
+        if now >= self._next_tick:
+            self._tick(now)
+        if self._inbox.empty():
+            self._appender.flush()
+
+    def close(self) -> None:
+        """Release everything, the log first: the sooner another may lead, the better."""
+        LEADER.set(0)
+        self._producer.close()
+        for close in reversed(self._closing):
+            close()
+        for anchor in self._anchors.values():
+            anchor.close()
+        self._bus.close()
+
+    # --- inputs -----------------------------------------------------------------------------------------------------------
+
+    def _take(self, message: Message) -> None:
+        """Queue an input (on a pump's thread); waits while too many are queued."""
+        while self._inbox.qsize() > BACKLOG:
+            time.sleep(0.002)
+        self._inbox.put(message)
+
+    def _handle(self, message: Message) -> None:
+        source = from_message(message)
+        self._handled = {**self._handled, source.topic: source.message_id}
+        INPUT_LAG.labels(source.topic).set(max(0.0, time.time() - message.publish_ms / 1000))
+        self._decide(source, understand(source))
+
+    def _hear(self, heard: _Heard, now: float) -> None:
+        assert self._watch is not None  # noqa: S101 - nothing is heard before it watches
+        source = self._watch.hear(heard.key, heard.record, heard.message_id, now)
+        if source is not None:
+            self._decide(source, understand(source))
+
+    def _due_timers(self) -> None:
+        while 0 < self.state.next_due() <= self._now_at():
+            source = Input("timer")
+            if not self._decide(source, understand(source)):
+                _log.error("a timer is due and nothing follows from it", due=self.state.next_due())
+                break
+
+    def _has_work(self) -> bool:
+        """Whether the state has something pending that was not tried in vain already."""
+        state = self.state
+        if state.position == self._stuck_at:
+            return False
+        room = state.waiting and state.room != self._tried_room
+        return bool(state.unsettled or room or state.revivable())
+
+    def _pending(self) -> None:
+        """Take the next piece of what needs no further input; one piece a turn, so that inputs are not kept waiting."""
+        if not self._has_work():
+            return
+        room = self.state.room
+        source = Input("continue")
+        if not self._decide(source, understand(source)):
+            self._tried_room = room
+            self._stuck_at = self.state.position
+
+    # --- decide, append, fold -----------------------------------------------------------------------------------------------
+
+    def _now_at(self) -> int:
+        """Return the log's clock: the previous entry's, plus monotonic time in this leadership (ms)."""
+        return self._began_at + int((time.monotonic() - self._began) * 1000)
+
+    def _decide(self, source: Input, understood: Decidable) -> bool:
+        """Decide an input, append its entry, fold it; return whether it had a consequence."""
+        state = self.state
+        at = self._now_at()
+        with DECIDE_SECONDS.time():
+            facts = decide(state, understood, at)
+        if not facts:
+            DECISIONS.labels(source.kind, "none").inc()
+            return False
+        entry, payload = make_entry(
+            state,
+            source,
+            facts,
+            id=uuid.uuid4().hex,
+            term=self.term,
+            at=at,
+            wall=time.time_ns() // 1_000_000,
+            handled=self._handled,
+        )
+        self._appender.append(entry.position, payload, properties_of(entry))
+        fold(state, entry)
+        self._due.append((entry.position, *self._touched(facts)))
+        DECISIONS.labels(*_outcome(source, facts)).inc()
+        LOG_POSITION.set(entry.position)
+        return True
+
+    def _touched(self, facts: list[f.Fact]) -> tuple[list[ReplicaKey], list[str], list[str]]:
+        """Return the replicas, models and servers whose commands and routes may be other ones now."""
+        replicas: list[ReplicaKey] = []
+        models: dict[str, None] = {}
+        servers: list[str] = []
+        for fact in facts:
+            if isinstance(fact, (f.ReplicaPlaced, f.ReplicaChanged)):
+                replicas.append(ReplicaKey(fact.model, fact.generation, fact.server))
+                models[fact.model] = None
+            elif isinstance(fact, (f.ModelWanted, f.ModelUndeployed, f.ModelRemoved, f.TrafficChanged)):
+                models[fact.model] = None
+            elif isinstance(fact, (f.PlacementRefused, f.PlacementSettled, f.VersionFailed)):
+                models[fact.model] = None  # what a route without replicas says
+            elif isinstance(fact, (f.ServerJoined, f.ServerReturned, f.InventoryRequested, f.ServerUpdated, f.ServerLost)):
+                servers.append(fact.server)
+                known = self.state.servers.get(fact.server)
+                for replica in known.replicas.values() if known else ():
+                    models[replica.model] = None
+                    replicas.append(replica.key)
+        return replicas, list(models), servers
+
+    # --- effects --------------------------------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        """Send what the entries that are stored by now have made outstanding."""
+        self._appender.check()
+        stored = self._appender.acknowledged
+        while self._due and self._due[0][0] <= stored:
+            _, replicas, models, servers = self._due.popleft()
+            for key in replicas:
+                self._command(key, stored)
+            for server in servers:
+                self._ask(server, stored)
+            for model in models:
+                self._route(model)
+
+    def _command(self, key: ReplicaKey, stored: int, *, again_after: float = 0.0) -> None:
+        replica = self.state.outstanding.get(key)
+        if replica is None or replica.position > stored:
+            return
+        position, at = self._sent.get(key, (-1, 0.0))
+        if position == replica.position and time.monotonic() - at < again_after:
+            return
+        command = replica_command(self.state, self.term, replica)
+        if command is not None:
+            self._send(key.server, command, key.model)
+            self._sent[key] = (replica.position, time.monotonic())
+
+    def _ask(self, server: str, stored: int, *, again_after: float = 0.0) -> None:
+        position, at = self._sent.get(server, (-1, 0.0))
+        command = inventory_command(self.state, self.term, server)
+        if command is None or command.position > stored:
+            return
+        if position == command.position and time.monotonic() - at < again_after:
+            return
+        self._send(server, command, "")
+        self._sent[server] = (command.position, time.monotonic())
+
+    def _send(self, server: str, command: Command, key: str) -> None:
+        topic = command_topic(self.state.servers[server])
+        self._outbox.send(topic, "commands", COMMAND.encode(command), key=key, properties=COMMAND.properties)
+
+    def _route(self, key: str) -> None:
+        """Publish a model's route if it is another one than what was published last."""
+        model = self.state.models.get(key)
+        before = self._routes.get(key)
+        route = route_of(self.state, model) if model is not None and not (model.deleted and not model.traffic) else None
+        if route is not None and not same_route(before, route):
+            self._routes[key] = route
+            self._outbox.send(ROUTES.name, "routes", ROUTE.encode(route), key=key, properties=ROUTE.properties)
+        elif route is None and before is not None:
+            del self._routes[key]
+            self._outbox.send(ROUTES.name, "routes", b"", key=key, properties=ROUTE.properties)
+
+    # --- time -----------------------------------------------------------------------------------------------------------------
+
+    def _until_due(self) -> float:
+        due = self.state.next_due()
+        return max(0.0, (due - self._now_at()) / 1000) if due else TICK_S
+
+    def _tick(self, now: float) -> None:
+        self._next_tick = now + TICK_S
+        self._appender.check()
+        if self._producer.is_connected:
+            self._connected = now
+        elif now - self._connected > DISCONNECTED_S:
+            raise Deposed(f"the log's producer has had no connection for {DISCONNECTED_S} s")
+        assert self._watch is not None  # noqa: S101 - started
+        for source in self._watch.tick(now):
+            self._decide(source, understand(source))
+        self._send_again()
+        if now >= self._next_routes and self._published is not None and self._published.passes:
+            self._next_routes = now + ROUTES_S
+            self._compare_routes(self._published)
+        if now >= self._next_anchor:
+            self._next_anchor = now + ANCHOR_S
+            self._advance_anchors()
+        if self._appender.idle_s > ALIVE_S and not self._due:
+            self._decide(Input("leader"), Alive(self.term))
+        self._measure()
+
+    def _send_again(self) -> None:
+        """Send what is still outstanding after a while; after an idle time, only once the log has proven to be ours."""
+        again = self.state.policy.resend_ms / 1000
+        waiting = [key for key in self.state.outstanding if self._sent.get(key, (-1, 0.0))[1] <= time.monotonic() - again]
+        asked = [key for key in self.state.asked if self._sent.get(key, (-1, 0.0))[1] <= time.monotonic() - again]
+        if not (waiting or asked):
+            return
+        if self._appender.idle_s > FRESH_S:
+            if not self._due:
+                self._decide(Input("leader"), Alive(self.term))
+            return
+        stored = self._appender.acknowledged
+        for key in waiting:
+            self._command(key, stored, again_after=again)
+        for server in asked:
+            self._ask(server, stored, again_after=again)
+
+    def _compare_routes(self, published: TableView[Route]) -> None:
+        """Publish the difference between the routes topic and the state."""
+        if self._due:  # the state is ahead of what is stored: next time
+            self._next_routes = 0.0
+            return
+        self._routes = dict(published.items())
+        for key in {*self._routes, *self.state.models}:
+            self._route(key)
+
+    def _advance_anchors(self) -> None:
+        if self._due:
+            return
+        for topic, anchor in self._anchors.items():
+            place = self.state.handled.get(short(topic))
+            if place:
+                try:
+                    anchor.advance(MessageId.parse(place))
+                except BusError as error:
+                    _log.warning("an anchor could not be moved; its topic is kept for longer", topic=topic, error=str(error))
+
+    def _measure(self) -> None:
+        ILLEGAL_FACTS.set(self.state.illegal)
+        counts: dict[str, int] = {}
+        for model in self.state.models.values():
+            for replica in model.replicas.values():
+                counts[replica.state] = counts.get(replica.state, 0) + 1
+        for name in REPLICA_STATES:
+            REPLICAS.labels(name).set(counts.get(name, 0))
+        self._sent = {k: v for k, v in self._sent.items() if k in self.state.outstanding or k in self.state.asked}
+
+
+def _outcome(source: Input, facts: list[f.Fact]) -> tuple[str, str]:
+    """Return (outcome, reason) for the metric: few and fixed values."""
+    for fact in facts:
+        if isinstance(fact, (f.RequestRejected, f.ReportIgnored)):
+            return "refused", fact.code
+        if isinstance(fact, f.PlacementRefused):
+            return "no-room", fact.refusals[0].rule if fact.refusals else "no-server"
+    return "decided", source.kind

@@ -1,0 +1,147 @@
+"""Becoming the leader: hold the log exclusively, find its true end behind a barrier, and say so in the log.
+
+Holding the exclusive producer on ``state-changes`` *is* leadership. Challengers poll for it, each try with a connection
+of its own that is closed on failure, and fold the log meanwhile, so that they are warm.
+"""
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+from magnetar_common.bus import Bus, Producer
+from magnetar_common.errors import BusError, BusUnavailable, CannotFence, LogError, TopicHeld
+from magnetar_common.evolve import fold
+from magnetar_common.log import LogReader, LogRecord
+from magnetar_common.state import State
+from magnetar_common.topics import STATE_CHANGES
+from magnetar_events import ENTRY, schemas
+from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry, Input
+
+_log = structlog.get_logger(__name__)
+
+POLL_S = (0.3, 0.7)
+"""A challenger tries again after a time between these (seconds)."""
+
+BARRIER_S = 30.0
+"""The barrier is read back within this time (seconds), or the leadership is given up."""
+
+
+@dataclass(slots=True)
+class Mandate:
+    """What a new leader starts from: the held log, its true end, and the state there."""
+
+    bus: Bus
+    producer: Producer
+    state: State
+    reader: LogReader
+
+
+class Challenger:
+    """Stands by, warm, and becomes the leader when nobody else is.
+
+    Args:
+        connect: opens a connection of its own for each try.
+        folded: called for every entry folded while standing by.
+        stopping: whether to give up.
+    """
+
+    def __init__(
+        self, connect: Callable[[], Bus], stopping: Callable[[], bool], folded: Callable[[State], None]
+    ) -> None:
+        self._connect = connect
+        self._stopping = stopping
+        self._folded = folded
+        self.state = State()
+
+    def run(self) -> Mandate | None:
+        """Wait until this process holds the log and has read it to its end; None when told to stop.
+
+        Raises:
+            CannotFence: the broker does not keep a second leader out, and no lock stands in for it.
+            LogError: the log cannot be followed.
+        """
+        following = self._connect()
+        reader = LogReader(following, name="magnetar-standby")
+        bus: Bus | None = None
+        try:
+            next_try, said = 0.0, False
+            while not self._stopping():
+                if time.monotonic() >= next_try:
+                    bus = self._connect()
+                    producer = self._hold(bus)
+                    if producer is not None:
+                        self._read_to_barrier(reader, producer)
+                        mandate = Mandate(bus, producer, self.state, reader)
+                        bus = None
+                        return mandate
+                    bus.close()
+                    bus = None
+                    if not said:
+                        _log.info("another scheduler leads; standing by")
+                        said = True
+                    next_try = time.monotonic() + random.uniform(*POLL_S)  # noqa: S311 - spreads tries, hides nothing
+                record = reader.read(0.1)
+                if record is not None:
+                    self._fold(record)
+        finally:
+            reader.close()
+            following.close()
+            if bus is not None:
+                bus.close()
+        return None
+
+    def _hold(self, bus: Bus) -> Producer | None:
+        try:
+            return bus.producer(
+                STATE_CHANGES.name,
+                schema=schemas.schema_json(STATE_CHANGES.schema),
+                exclusive=True,
+                batching=True,
+                name="magnetar-leader",
+            )
+        except TopicHeld as held:
+            if not bus.fences:
+                raise CannotFence(f"{held}: the embedded broker carries one scheduler only; use a real Pulsar for more") from held
+            return None
+        except CannotFence:
+            raise
+        except BusError as error:
+            _log.warning("cannot challenge for the leadership", error=str(error))
+            return None
+
+    def _read_to_barrier(self, reader: LogReader, producer: Producer) -> None:
+        """Append a marker and fold until it comes back: only that is the end of the log, a time-out never is."""
+        nonce = uuid.uuid4().hex
+        marker = Entry(nonce, BARRIER, self.state.term, 0, 0, FOLD_VERSION, Input("barrier"))
+        properties = {**ENTRY.properties, "kinds": "Barrier"}
+        producer.send(ENTRY.encode(marker), properties=properties)
+        deadline = time.monotonic() + BARRIER_S
+        while time.monotonic() < deadline:
+            record = reader.read(0.5)
+            if record is None:
+                continue
+            deadline = time.monotonic() + BARRIER_S  # it is the silence that is limited, not the length of the log
+            if record.entry.id == nonce:
+                return
+            self._fold(record)
+        raise BusUnavailable(f"the barrier on the log did not come back within {BARRIER_S} s")
+
+    def _fold(self, record: LogRecord) -> None:
+        if fold(self.state, record.entry, str(record.message_id)):
+            self._folded(self.state)
+
+
+def check_broker(state: State, broker: str) -> None:
+    """See that the message ids in the log mean something on this broker.
+
+    Raises:
+        LogError: the log was written on another broker cluster.
+    """
+    if state.broker not in ("", broker):
+        raise LogError(
+            f"the log was written on broker cluster {state.broker}, this is {broker}: the places of its inputs mean "
+            "nothing here, and to lead would be to lose or repeat inputs. Connect to the cluster that wrote it"
+        )

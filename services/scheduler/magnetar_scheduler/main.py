@@ -1,0 +1,142 @@
+"""The scheduler's composition root: stand by, lead, and exit when the leadership is over."""
+
+import os
+import socket
+import threading
+import time
+import uuid
+
+import structlog
+from magnetar_common import __version__
+from magnetar_common import bus as buses
+from magnetar_common.errors import Deposed
+from magnetar_common.lifecycle import Lifecycle
+from magnetar_common.metrics import LEADER, LOG_POSITION, TERM
+from magnetar_common.ops import Health, OpsServer, configure_logging
+from magnetar_common.registrar import Registrar
+from magnetar_common.settings import BusSettings
+from magnetar_common.state import State
+from magnetar_events import ServiceRecord
+from magnetar_events.records import Address
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from magnetar_scheduler.leader import Leader
+from magnetar_scheduler.leadership import Challenger
+
+SERVICE_NAME = "magnetar-scheduler"
+
+EXIT_DEPOSED = 75
+"""Exit code of a scheduler that led and no longer does (EX_TEMPFAIL): start it again, and it stands by."""
+
+STALLED_S = 15.0
+"""A loop that has not turned for this long (seconds) is not alive."""
+
+_log = structlog.get_logger(__name__)
+
+
+class SchedulerSettings(BaseSettings):
+    """How the scheduler runs; each field is also an environment variable ``MAGNETAR_SCHEDULER_…``.
+
+    What it decides by is not here: that is policy, in the log.
+
+    Attributes:
+        cluster: the Magnetar cluster that it leads.
+        identity: unique for each life; empty = made up.
+        host: where health and metrics are served.
+        port: of these; 0 = any free one.
+        log_json: log lines as JSON.
+        log_level: DEBUG, INFO, WARNING or ERROR.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="MAGNETAR_SCHEDULER_", extra="ignore")
+
+    cluster: str = "local"
+    identity: str = ""
+    host: str = "127.0.0.1"
+    port: int = Field(default=8600, ge=0, le=65_535)
+    log_json: bool = True
+    log_level: str = "INFO"
+
+
+class _Loop:
+    """What health knows of the loop, whichever thread asks."""
+
+    def __init__(self) -> None:
+        self.leading = False
+        self.turned = time.monotonic()
+        self.position = -1
+
+    def alive(self) -> tuple[bool, str]:
+        silence = time.monotonic() - self.turned
+        return silence < STALLED_S, f"the loop turned {silence:.1f} s ago"
+
+    def ready(self) -> tuple[bool, str]:
+        role = "leading" if self.leading else "standing by"
+        return True, f"{role} at position {self.position}"
+
+
+def run(settings: SchedulerSettings | None = None, bus_settings: BusSettings | None = None) -> int:
+    """Run until told to stop or deposed; return the process's exit code."""
+    settings = settings or SchedulerSettings()
+    configure_logging(SERVICE_NAME, json=settings.log_json, level=settings.log_level)
+    with Lifecycle() as life:
+        _serve(settings, bus_settings or BusSettings(), life)
+    return EXIT_DEPOSED if isinstance(life.error, Deposed) else life.exit_code
+
+
+def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecycle) -> None:
+    identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    loop = _Loop()
+    health = Health()
+    health.add("loop", loop.alive, live=True)
+    health.add("role", loop.ready)
+    ops = OpsServer(health, host=settings.host, port=settings.port).start()
+    life.on_stop("http", ops.stop)
+
+    def folded(state: State) -> None:
+        loop.position = state.position
+        LOG_POSITION.set(state.position)
+        TERM.set(state.term)
+
+    def stopping() -> bool:
+        loop.turned = time.monotonic()
+        return life.stopping.is_set()
+
+    LEADER.set(0)
+    mandate = Challenger(lambda: buses.connect(bus_settings), stopping, folded).run()
+    if mandate is None:
+        return
+    leader = Leader(mandate, settings.cluster, identity)
+    life.on_stop("leader", leader.close)
+    leader.start()
+    loop.leading = True
+    record = ServiceRecord(
+        service_name=SERVICE_NAME,
+        instance_id=f"{SERVICE_NAME}/{identity}",
+        address=Address(host=settings.host, port=ops.port),
+        status="STARTING",
+        timestamp=time.time_ns() // 1_000_000,
+        metadata={"term": str(leader.term), "version": __version__},
+    )
+    registrar = Registrar(mandate.bus, record).start()
+    life.on_stop("registrar", registrar.leave)
+    registrar.up()
+    while not life.stopping.is_set():
+        leader.turn()
+        loop.turned = time.monotonic()
+        loop.position = leader.state.position
+
+
+def start(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecycle) -> threading.Thread:
+    """Run a scheduler on a thread of this process, for tests and notebooks; it ends with ``life``."""
+
+    def serve() -> None:
+        try:
+            _serve(settings, bus_settings, life)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the lifecycle
+            life.fail(error)
+
+    thread = threading.Thread(target=serve, name="scheduler", daemon=True)
+    thread.start()
+    return thread

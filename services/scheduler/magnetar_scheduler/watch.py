@@ -1,0 +1,105 @@
+"""The leader's eye on the registry: who is there, how fresh their readings are, whose lease has lapsed.
+
+The registry is a level and has no input position. Messages come from the view's thread; everything else happens on the
+leader's.
+"""
+
+from collections.abc import Callable
+
+from magnetar_common.bus import Bus, MessageId
+from magnetar_common.leases import Leases
+from magnetar_common.metrics import HOLDING, LEASE_AGE, SUSPECTED
+from magnetar_common.probe import Probe, is_probe
+from magnetar_common.state import State
+from magnetar_common.table_view import TableView
+from magnetar_common.topics import SERVICE_REGISTRY
+from magnetar_events import SERVICE_RECORD, ServiceRecord
+from magnetar_events.codec import FINGERPRINT
+from magnetar_events.entry import Input
+
+from magnetar_scheduler.journal import from_record
+from magnetar_scheduler.servers import news
+
+HeardOf = Callable[[str, ServiceRecord | None, MessageId | None], None]
+"""Told of an instance's record (None = gone) and the message it came in."""
+
+
+class Watch:
+    """Turns the registry into inputs.
+
+    Args:
+        bus: where the registry is.
+        owner: id of this leader, for its probe.
+        state: the leader's; only read, on the leader's thread.
+        now: monotonic seconds.
+        heard_of: called on the view's thread; it must bring its arguments to :meth:`hear` on the leader's.
+    """
+
+    def __init__(self, bus: Bus, owner: str, state: State, now: float, heard_of: HeardOf) -> None:
+        self._state = state
+        self.leases = Leases(state.policy, now)
+        self._probe = Probe(bus, owner, self.leases)
+        self.view: TableView[ServiceRecord] = TableView(
+            bus,
+            SERVICE_REGISTRY.name,
+            lambda message: SERVICE_RECORD.decode(message.payload, message.properties.get(FINGERPRINT, "")),
+        )
+
+        def tell(key: str, record: ServiceRecord | None) -> None:
+            message = self.view.get_message(key)
+            heard_of(key, record, message.id if message is not None and record is not None else None)
+
+        self.view.for_each_and_listen(tell)
+        for server in state.servers.values():  # of before our time: their leases start afresh
+            if not server.lost:
+                self.leases.observe(server.record.instance_id, MessageId(-1, -1), now)
+
+    def hear(self, key: str, record: ServiceRecord | None, message_id: MessageId | None, now: float) -> Input | None:
+        """Take note of a record or its absence; return the input that it is to the decider, if any."""
+        if is_probe(key):
+            if record is not None:
+                self._probe.seen(record, now)
+            return None
+        if record is None:
+            known = any(s.record.instance_id == key and not s.lost for s in self._state.servers.values())
+            self.leases.forget(key)
+            return from_record("registry", key, None) if known else None
+        if record.server is None or record.server.cluster != self._state.cluster:
+            return None
+        if message_id is not None and record.status != "DOWN" and not record.declared_by:
+            if not self.leases.observe(record.instance_id, message_id, now):
+                return None  # read again: it revives nobody
+        kind = news(self._state, record)
+        return from_record(kind, record.instance_id, record) if kind else None
+
+    def tick(self, now: float) -> list[Input]:
+        """Return who lapsed and whose readings are stale; call at least twice a second."""
+        state, leases = self._state, self.leases
+        leases.policy = state.policy
+        leases.tick(now)
+        self._probe.tick(now)
+        by_instance = {server.record.instance_id: server for server in state.servers.values()}
+        found: list[Input] = []
+        for instance in leases.lapsed(now):
+            server = by_instance.get(instance)
+            if server is not None and not server.lost:
+                found.append(Input("lease", subject=f"{server.key}@{server.incarnation}"))
+        ages = leases.ages(now)
+        held = bool(leases.holding(now))
+        HOLDING.set(held)
+        LEASE_AGE.set(max(ages.values(), default=0.0))
+        SUSPECTED.set(len(leases.suspected(now)))
+        if not held:
+            limit = state.policy.reading_stale_ms / 1000
+            for instance, age in ages.items():
+                server = by_instance.get(instance)
+                if server is None:
+                    leases.forget(instance)
+                elif age > limit and not server.stale and not server.lost:
+                    found.append(Input("stale", subject=server.key))
+        return found
+
+    def close(self) -> None:
+        """Stop watching."""
+        self.view.close()
+        self._probe.close()

@@ -1,0 +1,212 @@
+"""The bus on a real Pulsar passes the contract, holds and fences, and keeps what its policies say."""
+
+import dataclasses
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+
+import pulsar
+import pytest
+
+from magnetar_common.admin import Admin
+from magnetar_common.brokers import RunningBroker
+from magnetar_common.bus import Bus, connect
+from magnetar_common.errors import BusRefused, Fenced, NotThere, TopicHeld
+from magnetar_common.settings import BusSettings
+from magnetar_common.topic_policies import apply, check
+from magnetar_common.topics import CLUSTER_ID, TOPICS, Topic
+from magnetar_events.schemas import schema_json
+from tests.contract.bus_contract import (
+    DEADLINE_S,
+    Acks,
+    BusContract,
+    CompactionContract,
+    Connect,
+    FencingContract,
+    read_all,
+)
+
+pytestmark = pytest.mark.pulsar
+
+
+@pytest.fixture
+def settings(pulsar_broker: RunningBroker) -> BusSettings:
+    return BusSettings(
+        url=pulsar_broker.service_url, admin_url=pulsar_broker.admin_url or "", operation_timeout_s=10, data_dir=""
+    )
+
+
+@pytest.fixture
+def admin(settings: BusSettings) -> Iterator[Admin]:
+    with Admin(settings) as admin:
+        yield admin
+
+
+@pytest.fixture
+def compact(admin: Admin) -> Callable[[str], None]:
+    def compact(topic: str) -> None:
+        admin.compact(topic)
+        deadline = time.monotonic() + DEADLINE_S
+        while (status := admin.compaction(topic)) == "RUNNING":
+            assert time.monotonic() < deadline
+        assert status == "SUCCESS"
+
+    return compact
+
+
+@pytest.fixture
+def own(topic_suffix: str) -> list[Topic]:
+    """All topics, in a tenant of this test's own."""
+    return [
+        dataclasses.replace(topic, name=topic.name.replace("//magnetar/", f"//magnetar-{topic_suffix}/"))
+        for topic in TOPICS
+    ]
+
+
+@pytest.fixture
+def topic_suffix() -> str:
+    return uuid.uuid4().hex[:8]
+
+
+class TestPulsarBus(BusContract, FencingContract, CompactionContract):
+    @pytest.fixture
+    def connect(self, settings: BusSettings, admin: Admin) -> Iterator[Connect]:
+        opened: list[Bus] = []
+        apply(admin, [CLUSTER_ID])
+
+        def opening() -> Bus:
+            opened.append(connect(settings))
+            return opened[-1]
+
+        yield opening
+        for bus in opened:
+            bus.close()
+
+    @pytest.fixture
+    def depose(self, settings: BusSettings) -> Iterator[Callable[[str], None]]:
+        # What Magnetar itself never uses makes the deposing certain here.
+        client = pulsar.Client(settings.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/null"))
+
+        def depose(topic: str) -> None:
+            client.create_producer(topic, access_mode=pulsar.ProducerAccessMode.ExclusiveWithFencing).close()
+
+        yield depose
+        client.close()
+
+    @pytest.fixture
+    def compact(self, compact: Callable[[str], None]) -> Callable[[str], None]:
+        return compact
+
+    def test_the_holder_survives_an_unload(self, connect: Connect, topic: str, admin: Admin) -> None:
+        """After an unload the leader writes on, nobody gets in, and nothing is lost or doubled."""
+        leader, challenger, acks = connect(), connect(), Acks()
+        producer = leader.producer(topic, exclusive=True, batching=True)
+        for n in range(300):
+            producer.send_async(f"{n}".encode(), acks)
+            if n == 150:
+                admin.unload(topic)
+        producer.flush()
+        answers = acks.wait(300)
+
+        if not any(isinstance(answer, Fenced) for answer in answers):
+            with pytest.raises(TopicHeld):
+                challenger.producer(topic, exclusive=True)
+        stored = [message.payload for message in read_all(challenger.reader(topic))]
+        assert stored == [f"{n}".encode() for n in range(len(stored))]
+
+    def test_a_schema_is_registered_and_an_incompatible_one_refused(
+        self, connect: Connect, topic: str, admin: Admin
+    ) -> None:
+        """The topic shows the Avro schema it was opened with; messages name its version; a breaking one is refused."""
+        bus = connect()
+        schema = {"type": "record", "name": "R", "fields": [{"name": "a", "type": "string"}]}
+        bus.producer(topic, schema=json.dumps(schema)).send(b"1")
+        assert admin.schema(topic) == schema
+        (message,) = read_all(bus.reader(topic))
+        assert message.schema_version == bytes(8)
+
+        breaking = {"type": "record", "name": "R", "fields": [{"name": "b", "type": "int"}]}
+        with pytest.raises(BusRefused, match="IncompatibleSchema"):
+            bus.producer(topic, schema=json.dumps(breaking))
+
+    def test_a_missing_tenant_is_named(self, connect: Connect) -> None:
+        """Opening a topic of a tenant that is not there says what to run."""
+        with pytest.raises(NotThere, match="magnetar topics apply"):
+            connect().producer("persistent://no-such-tenant/a/b")
+
+
+def test_what_is_applied_checks_clean(admin: Admin, own: list[Topic]) -> None:
+    """`apply` may run twice; after it `check` finds no topic or namespace wrong, and every schema registered."""
+    missing = {violation.topic for violation in check(admin, own) if violation.topic != "broker"}
+    assert {topic.name for topic in own if not topic.family} <= missing
+
+    apply(admin, own)
+    apply(admin, own)
+
+    assert [violation for violation in check(admin, own) if violation.topic != "broker"] == []
+    for topic in own:
+        if topic.schema and not topic.family:
+            assert admin.schema(topic.name) == json.loads(schema_json(topic.schema))
+
+
+def test_a_producer_with_the_shipped_schema_makes_no_new_version(
+    admin: Admin, own: list[Topic], settings: BusSettings
+) -> None:
+    """A producer registers the very schema that `apply` did; a producer without one is refused."""
+    apply(admin, own)
+    bus = connect(settings)
+    topic = next(topic for topic in own if topic.schema == "model-events")
+
+    bus.producer(topic.name, schema=schema_json("model-events")).send(b"1")
+
+    assert read_all(bus.reader(topic.name))[0].schema_version == bytes(8)
+    with pytest.raises(BusRefused):
+        bus.producer(topic.name)
+    bus.close()
+
+
+@pytest.mark.parametrize(
+    ("policy", "value"),
+    [
+        ("retention", {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}),
+        ("messageTTL", 60),
+        (
+            "inactiveTopicPolicies",
+            {
+                "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+                "maxInactiveDurationSeconds": 60,
+                "deleteWhileInactive": True,
+            },
+        ),
+    ],
+)
+def test_a_policy_that_loses_the_log_is_found_and_repaired(
+    admin: Admin, own: list[Topic], policy: str, value: object
+) -> None:
+    """Each policy that would lose entries is reported with the command that repairs it, and `apply` repairs it."""
+    apply(admin, own)
+    log = next(topic for topic in own if topic.schema == "state-changes")
+    admin.set_topic_policy(log.name, policy, value)
+
+    (violation,) = [found for found in check(admin, own) if found.topic != "broker"]
+    assert (violation.topic, violation.what, violation.loses_data) == (log.name, policy, True)
+    assert violation.command.startswith("pulsar-admin topicPolicies set-")
+    assert log.name in violation.command
+
+    apply(admin, own)
+    assert [found for found in check(admin, own) if found.topic != "broker"] == []
+
+
+def test_a_command_topic_inherits_its_retention(admin: Admin, own: list[Topic], settings: BusSettings) -> None:
+    """A command topic that its first producer creates keeps messages for as long as the table says."""
+    apply(admin, own)
+    family = next(topic for topic in own if topic.family)
+    bus = connect(settings)
+    bus.producer(f"{family.name}gpu-0", schema=schema_json(family.schema)).send(b"1")
+
+    assert admin.topic_policy(f"{family.name}gpu-0", "retention") == {
+        "retentionTimeInMinutes": family.retention_minutes,
+        "retentionSizeInMB": family.retention_mb,
+    }
+    bus.close()

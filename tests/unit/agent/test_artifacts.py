@@ -1,0 +1,221 @@
+"""Artifacts: their digest, their cache, and what must never come in with them."""
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from magnetar_agent.adapters.base import Code
+from magnetar_agent.artifacts import ArtifactError, digest, fetch, forget, redacted
+
+GOLDEN = "eae6ea07f36ecf9bee9cabc680835c383817f02e3cd4579d933ce56b41315efb"
+
+
+@pytest.fixture
+def iris(tmp_path: Path) -> Path:
+    root = tmp_path / "source" / "iris"
+    (root / "data").mkdir(parents=True)
+    (root / "a.txt").write_bytes(b"hello")
+    (root / "data" / "b.bin").write_bytes(b"\x00\x01")
+    return root
+
+
+@pytest.fixture
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    fs = fsspec.filesystem("memory")
+    fs.store.clear()
+    fs.pseudo_dirs[:] = [""]
+    yield fs
+    fs.store.clear()
+
+
+def refusal(uri: str, into: Path, **options: object) -> ArtifactError:
+    with pytest.raises(ArtifactError) as caught:
+        fetch(uri, options, into)
+    assert not [p for p in into.rglob("*") if p.is_file()], "a refused artifact left files behind"
+    return caught.value
+
+
+def test_the_digest_is_what_the_documentation_says(iris: Path) -> None:
+    """The digest is recomputed here from its definition alone, and pinned as a number."""
+    expected = hashlib.sha256(
+        b"magnetar-tree-1\n"
+        + (5).to_bytes(8, "big") + b"a.txt" + (5).to_bytes(8, "big") + b"hello"
+        + (10).to_bytes(8, "big") + b"data/b.bin" + (2).to_bytes(8, "big") + b"\x00\x01"
+    ).hexdigest()  # fmt: skip
+    assert digest(iris) == (expected, 7)
+    assert expected == GOLDEN
+
+
+def test_the_digest_ignores_modes_times_and_empty_folders(iris: Path) -> None:
+    """Two copies of one model have one digest, whatever brought them here."""
+    before = digest(iris)
+    (iris / "a.txt").chmod(0o600)
+    os.utime(iris / "a.txt", (1, 1))
+    (iris / "empty").mkdir()
+    assert digest(iris) == before
+
+
+def test_the_digest_tells_where_a_name_ends_and_a_content_begins(tmp_path: Path) -> None:
+    """Moving a byte from content to name changes the digest: lengths are part of it."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one" / "ab").write_bytes(b"c")
+    (tmp_path / "two" / "a").write_bytes(b"bc")
+    assert digest(tmp_path / "one") != digest(tmp_path / "two")
+
+
+def test_a_tree_is_fetched_and_kept_under_its_digest(iris: Path, tmp_path: Path) -> None:
+    """What is fetched is a copy: a change of the source reaches nobody who uses it."""
+    artifact = fetch(iris.as_uri(), {}, tmp_path / "cache")
+    (iris / "a.txt").write_bytes(b"changed")
+    assert (artifact.path / "a.txt").read_bytes() == b"hello"
+    assert (artifact.path.name, artifact.bytes, artifact.cached) == (artifact.sha256, 7, False)
+
+
+def test_one_file_is_a_tree_of_that_file(iris: Path, tmp_path: Path) -> None:
+    """A storage URI may name the model file itself."""
+    artifact = fetch((iris / "a.txt").as_uri(), {}, tmp_path / "cache")
+    assert [p.name for p in artifact.path.iterdir()] == ["a.txt"]
+    assert artifact.sha256 == digest(iris / "a.txt")[0]
+
+
+def test_an_expected_artifact_comes_from_the_cache_without_its_source(iris: Path, tmp_path: Path) -> None:
+    """A pinned artifact that is here needs no network."""
+    first = fetch(iris.as_uri(), {}, tmp_path / "cache")
+    iris.rename(iris.with_name("moved"))
+    again = fetch(iris.as_uri(), {}, tmp_path / "cache", expected=first.sha256)
+    assert again.cached
+    assert again.path == first.path
+
+
+def test_a_damaged_cache_is_fetched_again(iris: Path, tmp_path: Path) -> None:
+    """The cache is hashed before it is used."""
+    first = fetch(iris.as_uri(), {}, tmp_path / "cache")
+    (first.path / "a.txt").write_bytes(b"rotten")
+    again = fetch(iris.as_uri(), {}, tmp_path / "cache", expected=first.sha256)
+    assert (again.path / "a.txt").read_bytes() == b"hello"
+
+
+def test_a_changed_source_has_another_digest_beside_the_old(iris: Path, tmp_path: Path) -> None:
+    """A URI is a place, so without a pinned digest it is read again; the tree in use stays."""
+    first = fetch(iris.as_uri(), {}, tmp_path / "cache")
+    (iris / "a.txt").write_bytes(b"other")
+    second = fetch(iris.as_uri(), {}, tmp_path / "cache")
+    assert first.sha256 != second.sha256
+    assert (first.path / "a.txt").read_bytes() == b"hello"
+    assert forget(iris.as_uri(), tmp_path / "cache", keep=second.sha256) == 7
+    assert not first.path.exists()
+    assert second.path.exists()
+
+
+def test_any_protocol_of_fsspec_serves(memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+    """A tree in an object store has the digest of the same tree on disk."""
+    memory.pipe({"/bucket/iris/a.txt": b"hello", "/bucket/iris/data/b.bin": b"\x00\x01"})
+    assert fetch("memory://bucket/iris", {}, tmp_path).sha256 == GOLDEN
+    assert fetch("memory://bucket/iris/", {}, tmp_path).sha256 == GOLDEN
+
+
+def test_a_replaced_object_is_seen(memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+    """A remembered listing of the store is not believed."""
+    memory.pipe({"/bucket/iris/a.txt": b"one"})
+    first = fetch("memory://bucket/iris", {}, tmp_path)
+    memory.pipe({"/bucket/iris/a.txt": b"two, and longer"})
+    assert fetch("memory://bucket/iris", {}, tmp_path).sha256 != first.sha256
+
+
+def test_the_members_of_an_archive_are_a_tree(iris: Path, tmp_path: Path) -> None:
+    """`zip::` reads into an archive, and the digest is that of its content."""
+    with zipfile.ZipFile(tmp_path / "iris.zip", "w") as archive:
+        archive.write(iris / "a.txt", "a.txt")
+        archive.write(iris / "data" / "b.bin", "data/b.bin")
+    assert fetch(f"zip://::file://{tmp_path}/iris.zip", {}, tmp_path / "cache").sha256 == GOLDEN
+
+
+@pytest.mark.parametrize("member", ["../../escaped", "data/../../escaped", "a\\..\\escaped", "line\nbreak"])
+def test_an_archive_member_never_escapes(member: str, tmp_path: Path) -> None:
+    """A member whose name climbs out is refused, and nothing of the archive stays."""
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
+        archive.writestr("model.joblib", b"x")
+        archive.writestr(member, b"evil")
+    assert refusal(f"zip://::file://{tmp_path}/evil.zip", tmp_path / "deep" / "cache").code == Code.ARTIFACT_INVALID
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_an_object_key_never_escapes(memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
+    """Object stores allow `..` in a key; the agent's folder does not."""
+    memory.store["/bucket/iris/../../escaped"] = _object(memory, b"evil")
+    assert refusal("memory://bucket/iris", tmp_path / "cache").code == Code.ARTIFACT_INVALID
+
+
+def test_a_link_out_of_the_artifact_is_refused(iris: Path, tmp_path: Path) -> None:
+    """A link to the host's files would serve them to whoever may deploy a model."""
+    (tmp_path / "host-secret").write_text("secret")
+    (iris / "weights").symlink_to(tmp_path / "host-secret")
+    assert refusal(iris.as_uri(), tmp_path / "cache").code == Code.ARTIFACT_INVALID
+
+
+def test_a_link_to_a_folder_is_refused(iris: Path, tmp_path: Path) -> None:
+    """Otherwise a link to its own parent would be a tree without end."""
+    (iris / "loop").symlink_to(iris)
+    assert refusal(iris.as_uri(), tmp_path / "cache").code == Code.ARTIFACT_INVALID
+
+
+def test_a_link_inside_the_artifact_is_the_file_it_leads_to(iris: Path, tmp_path: Path) -> None:
+    """Hubs store `model.bin` as a link to a blob beside it."""
+    (iris / "model.bin").symlink_to(iris / "data" / "b.bin")
+    artifact = fetch(iris.as_uri(), {}, tmp_path / "cache")
+    assert not (artifact.path / "model.bin").is_symlink()
+    assert (artifact.path / "model.bin").read_bytes() == b"\x00\x01"
+
+
+def test_a_pipe_in_the_artifact_is_refused(iris: Path, tmp_path: Path) -> None:
+    """Reading a pipe would wait for ever."""
+    os.mkfifo(iris / "pipe")
+    assert refusal(iris.as_uri(), tmp_path / "cache").code == Code.ARTIFACT_INVALID
+
+
+@pytest.mark.parametrize("uri", ["file:///nowhere/at/all", "memory://nothing/here"])
+def test_nothing_at_the_place_is_final(uri: str, tmp_path: Path) -> None:
+    """A missing artifact is missing on every attempt until somebody puts it there."""
+    error = refusal(uri, tmp_path)
+    assert (error.code, error.retriable) == (Code.ARTIFACT_MISSING, False)
+
+
+@pytest.mark.parametrize(
+    "uri", ["models/iris", "/models/iris", "file://models/iris", "nope://x", "simplecache::file:///etc"]
+)
+def test_a_uri_that_is_no_place_is_invalid(uri: str, tmp_path: Path) -> None:
+    """A path without a protocol means something else on every host."""
+    assert refusal(uri, tmp_path).code == Code.ARTIFACT_INVALID
+
+
+def test_a_missing_driver_is_named(tmp_path: Path) -> None:
+    """The message says which package to install."""
+    error = refusal("gs://bucket/iris", tmp_path)
+    assert (error.code, error.retriable) == (Code.DRIVER_MISSING, False)
+    assert "gcsfs" in error.message
+
+
+def test_an_unreachable_store_is_retriable_and_keeps_its_secrets(tmp_path: Path) -> None:
+    """User, password, signature and options are in no message."""
+    error = refusal("ftp://me:hunter22@127.0.0.1:1/iris?X-Signature=abcdef", tmp_path, username="hunter33")
+    assert (error.code, error.retriable) == (Code.ARTIFACT_UNREACHABLE, True)
+    for secret in ("hunter22", "abcdef", "hunter33"):
+        assert secret not in str(error)
+    assert error.__cause__ is None
+
+
+def test_a_redacted_uri_still_says_where() -> None:
+    """Host and path stay."""
+    assert redacted("https://me:pw@host:1/a/b?sig=1#f") == "https://host:1/a/b"
+    assert redacted("zip://::s3://key:pw@bucket/a.zip") == "zip://::s3://bucket/a.zip"
+
+
+def _object(fs: fsspec.AbstractFileSystem, content: bytes) -> object:
+    fs.pipe("/scratch", content)
+    return fs.store.pop("/scratch")
