@@ -34,6 +34,14 @@ def read_one(reader: Reader) -> Message:
     return message
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        pause.wait(0.005)
+
+
 class Acks:
     """Collects what send callbacks say, and waits for a number of them."""
 

@@ -1,7 +1,6 @@
 """What a table view must do on every broker."""
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ import pytest
 
 from magnetar_common.bus import Bus, Message, Producer
 from magnetar_common.table_view import TableView
-from tests.contract.bus_contract import DEADLINE_S
+from tests.contract.bus_contract import DEADLINE_S, wait_for
 
 View = TableView[str]
 
@@ -19,17 +18,9 @@ def text(message: Message) -> str:
     return message.payload.decode()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        pause.wait(0.005)
-
-
 @contextmanager
 def view_of(bus: Bus, topic: str, **more: float) -> Iterator[View]:
-    with TableView(bus, topic, text, **more) as view:  # pyright: ignore[reportArgumentType]
+    with TableView(bus, topic, text, **more) as view:
         assert view.wait_ready(DEADLINE_S)
         yield view
 

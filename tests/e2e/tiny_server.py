@@ -1,7 +1,7 @@
 """A small inference server for one model, with vLLM's manners: a real HTTP process for the process adapter.
 
-`python tiny_server.py MODEL_FOLDER --served-model-name NAME --host HOST --port PORT [--never-ready] [--stubborn]`. The model is a file
-`factor.txt`: inference multiplies by it. It serves OpenAI's `/v1/models` and the V2 ready and infer URLs.
+`python tiny_server.py MODEL_FOLDER --served-model-name NAME --host HOST --port PORT [--never-ready] [--stubborn]`. The model
+is a file `factor.txt`: inference multiplies by it. It serves OpenAI's `/v1/models` and the V2 ready and infer URLs.
 """
 
 import argparse
@@ -31,18 +31,15 @@ def main() -> None:
         print("torch.cuda.OutOfMemoryError: CUDA out of memory", file=sys.stderr)
         sys.exit(3)
 
+    pages: dict[str, dict[str, object]] = {"/health": {}, "/version": {"version": "0.1"}}
+    if not options.never_ready:
+        pages["/v1/models"] = {"data": [{"id": name, "devices": os.environ.get("CUDA_VISIBLE_DEVICES")}]}
+        pages[f"/v2/models/{name}/ready"] = {}
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            if self.path == "/health":
-                self._answer(200, {})
-            elif self.path == "/version":
-                self._answer(200, {"version": "0.1"})
-            elif self.path == "/v1/models" and not options.never_ready:
-                self._answer(200, {"data": [{"id": name, "devices": os.environ.get("CUDA_VISIBLE_DEVICES")}]})
-            elif self.path == f"/v2/models/{name}/ready" and not options.never_ready:
-                self._answer(200, {})
-            else:
-                self._answer(404, {"error": self.path})
+            answer = pages.get(self.path)
+            self._answer(404 if answer is None else 200, answer or {})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))

@@ -11,7 +11,7 @@ import pytest
 
 from magnetar_common.admin import Admin
 from magnetar_common.brokers import RunningBroker
-from magnetar_common.bus import Bus, connect
+from magnetar_common.bus import Bus, MessageId, connect
 from magnetar_common.errors import BusRefused, Fenced, NotThere, TopicHeld
 from magnetar_common.settings import BusSettings
 from magnetar_common.topic_policies import apply, check
@@ -25,6 +25,7 @@ from tests.contract.bus_contract import (
     Connect,
     FencingContract,
     read_all,
+    wait_for,
 )
 
 pytestmark = pytest.mark.pulsar
@@ -53,6 +54,10 @@ def compact(admin: Admin) -> Callable[[str], None]:
         assert status == "SUCCESS"
 
     return compact
+
+
+def backlog(admin: Admin, topic: str) -> int:
+    return admin.stats(topic)["subscriptions"]["scheduler"]["msgBacklog"]
 
 
 @pytest.fixture
@@ -129,6 +134,27 @@ class TestPulsarBus(BusContract, FencingContract, CompactionContract):
         breaking = {"type": "record", "name": "R", "fields": [{"name": "b", "type": "int"}]}
         with pytest.raises(BusRefused, match="IncompatibleSchema"):
             bus.producer(topic, schema=json.dumps(breaking))
+
+    @pytest.mark.parametrize("batching", [False, True])
+    def test_an_anchor_lets_go_of_what_it_was_advanced_past(
+        self, connect: Connect, topic: str, admin: Admin, batching: bool
+    ) -> None:
+        """A durable subscription starts at the topic's first message, and moves when it is advanced."""
+        bus, acks = connect(), Acks()
+        producer = bus.producer(topic, batching=batching)
+        for n in range(10):
+            producer.send_async(f"{n}".encode(), acks)
+            acks.wait(n + 1)  # one entry each
+        place = acks.answers[4]
+        assert isinstance(place, MessageId)
+
+        anchor = bus.anchor(topic, "scheduler")
+        assert backlog(admin, topic) == 10
+        anchor.advance(place)
+
+        left = 6 if batching else 5  # of a batch, which may hold more than what was handled, the whole entry stays
+        wait_for(lambda: backlog(admin, topic) == left)
+        anchor.close()
 
     def test_a_missing_tenant_is_named(self, connect: Connect) -> None:
         """Opening a topic of a tenant that is not there says what to run."""

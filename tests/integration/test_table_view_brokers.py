@@ -13,8 +13,8 @@ from magnetar_common.admin import Admin
 from magnetar_common.brokers import RunningBroker
 from magnetar_common.bus import Bus, connect
 from magnetar_common.settings import BusSettings
-from tests.contract.bus_contract import DEADLINE_S
-from tests.contract.table_view_contract import CompactedViewContract, TableViewContract, put, view_of, wait_for
+from tests.contract.bus_contract import DEADLINE_S, wait_for
+from tests.contract.table_view_contract import CompactedViewContract, TableViewContract, put, view_of
 
 STOCK = """
 import sys

@@ -9,8 +9,8 @@ from magnetar_common import table_view
 from magnetar_common.bus import Bus, Message
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.table_view import TableView
-from tests.contract.bus_contract import DEADLINE_S
-from tests.contract.table_view_contract import CompactedViewContract, TableViewContract, put, text, view_of, wait_for
+from tests.contract.bus_contract import DEADLINE_S, wait_for
+from tests.contract.table_view_contract import CompactedViewContract, TableViewContract, put, text, view_of
 
 TOPIC = "persistent://public/default/view"
 

@@ -73,14 +73,6 @@ class Admin:
         """Create a topic without partitions, unless it is there."""
         self._create(_path(topic))
 
-    def delete_topic(self, topic: str) -> None:
-        """Delete a topic with all that is in it, whoever uses it."""
-        self._call("DELETE", _path(topic), {"force": "true"})
-
-    def topics(self, namespace: str) -> list[str]:
-        """Return the full names of the topics of a namespace."""
-        return self._call("GET", f"persistent/{namespace}")
-
     def partitions(self, topic: str) -> int:
         """Return the number of partitions; 0 = not partitioned (or not there)."""
         return int(self._call("GET", f"{_path(topic)}/partitions")["partitions"])

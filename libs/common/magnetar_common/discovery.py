@@ -235,10 +235,10 @@ def history(bus: Bus, name: str, *, topic: str = SERVICE_REGISTRY.name) -> Itera
     known: set[str] = set()
     try:
         while True:
-            message = reader.read(0.1)
-            if message is None:
-                if reader.at_end():
-                    return
+            # Nothing at hand first, then the end: on a busy topic a read that waits always gets something.
+            if (message := reader.read(0)) is None and reader.at_end():
+                return
+            if (message := message or reader.read(0.1)) is None:
                 continue
             change = Change(message.id, message.publish_ms, message.key, None)
             if message.payload:

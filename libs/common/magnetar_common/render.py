@@ -75,7 +75,7 @@ def plain(value: Any) -> Any:
 
 
 @cache
-def _fields(cls: type) -> tuple[tuple[str, str], ...]:
+def _fields(cls: type[Any]) -> tuple[tuple[str, str], ...]:
     """Return (attribute, name in JSON) of a record's fields, without those that are left out of comparisons."""
     if issubclass(cls, BaseModel):
         return tuple((name, info.alias or to_camel(name)) for name, info in cls.model_fields.items())

@@ -141,6 +141,11 @@ def _of_namespace(namespace: str, members: Sequence[Topic]) -> Iterator[_Policy]
             _retention(family),
             f"pulsar-admin namespaces set-retention -t {_minutes(family)} -s {family.retention_mb} {namespace}",
         )
+        yield _Policy(
+            "autoTopicCreation",
+            {"allowAutoTopicCreation": True, "topicType": "non-partitioned"},
+            f"pulsar-admin namespaces set-auto-topic-creation --enable --type non-partitioned {namespace}",
+        )
 
 
 def _of_topic(topic: Topic) -> Iterator[_Policy]:

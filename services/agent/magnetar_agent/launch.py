@@ -52,6 +52,7 @@ def launch_triton(environment: Environment, folder: Path, *, host: str = "127.0.
         f"--model-repository={repository.absolute()}",
         f"--backend-directory={environment.server.parent.parent / 'backends'}",
         "--model-control-mode=explicit",
+        "--strict-readiness=false",  # else one model that failed to load makes the whole server "not ready"
         f"--http-address={host}",
         f"--http-port={http_port}",
         f"--grpc-address={host}",

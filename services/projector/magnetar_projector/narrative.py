@@ -40,8 +40,8 @@ def amount(size: int) -> str:
     return f"{value:.4g} {_UNITS[-1]}"
 
 
-def _because(reason: str, before: str = ": ") -> str:
-    return f"{before}{reason}" if reason else ""
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""
 
 
 def _of(fact: Any) -> str:
@@ -50,10 +50,6 @@ def _of(fact: Any) -> str:
 
 def _bookings(bookings: Iterable[f.Booking]) -> str:
     return ", ".join(f"{amount(booking.bytes)} on {booking.device}" for booking in bookings)
-
-
-def _refusals(counts: Iterable[f.Count]) -> str:
-    return ", ".join(f"{count.rule} {count.servers}" for count in counts)
 
 
 def _replicas(count: int) -> str:
@@ -79,15 +75,15 @@ def _policy_set(fact: f.PolicySet) -> str:
 
 
 def _request_accepted(fact: f.RequestAccepted) -> str:
-    who = fact.actor or fact.authtype
     version = f" v{fact.generation}" if fact.generation else ""
-    return f"{fact.kind} {fact.subject}{version} accepted, asked by {who} through {fact.source}{_because(fact.reason)}"
+    who = fact.actor or f"{fact.authtype} actor"
+    return f"{fact.kind} {fact.subject}{version} accepted from {who} ({fact.source}){_because(fact.reason)}"
 
 
 def _request_rejected(fact: f.RequestRejected) -> str:
     where = f" ({fact.field})" if fact.field else ""
-    source = f", asked through {fact.source}" if fact.source else ""
-    return f"{fact.kind or 'message'} {fact.subject} rejected, {fact.code}{where}: {fact.message}{source}"
+    source = f" from {fact.source}" if fact.source else ""
+    return f"{fact.kind or 'message'} {fact.subject}{source} rejected, {fact.code}{where}: {fact.message}"
 
 
 def _request_repeated(fact: f.RequestRepeated) -> str:
@@ -151,8 +147,8 @@ def _replica_placed(fact: f.ReplicaPlaced) -> str:
 
 
 def _placement_refused(fact: f.PlacementRefused) -> str:
-    why = _because(_refusals(fact.refusals), "; servers turned down: ")
-    return f"{_replicas(fact.missing)} of {_of(fact)} fit nowhere: {fact.message}{why}"
+    verb = "fits" if fact.missing == 1 else "fit"
+    return f"{_replicas(fact.missing)} of {_of(fact)} {verb} nowhere: {fact.message}"
 
 
 def _placement_settled(fact: f.PlacementSettled) -> str:
@@ -165,7 +161,7 @@ def _replica_adopted(fact: f.ReplicaAdopted) -> str:
 
 def _replica_changed(fact: f.ReplicaChanged) -> str:
     code = f", {fact.code}" if fact.code else ""
-    attempt = f" (attempt {fact.attempt})" if fact.attempt > 1 else ""
+    attempt = f" (attempt {fact.attempt})" if fact.attempt > 1 and fact.after.startswith("Load") else ""
     return f"{_of(fact)} on {fact.server}: {fact.before} → {fact.after}{attempt}{code}{_because(fact.reason)}"
 
 

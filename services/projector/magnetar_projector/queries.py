@@ -137,7 +137,8 @@ class Queries:
         """Return what was asked of a model, by whom, when, why, and what it changed; empty for one that never was."""
         rows = self._query(
             "SELECT DISTINCT position FROM mentions JOIN facts USING (position, idx) "
-            "WHERE mentions.subject = ? AND kind IN ('ModelWanted', 'ModelScaled', 'ModelUndeployed') ORDER BY position",
+            "WHERE mentions.subject = ? AND kind IN ('ModelWanted', 'ModelScaled', 'ModelUndeployed') "
+            "ORDER BY position",
             (model,),
         )
         return history_of(model, (self.entry_at(position) for (position,) in rows))
@@ -152,7 +153,7 @@ class Queries:
             limit: at most so many entries.
         """
         source, chosen = _chosen(subject, kind)
-        only = f"AND position IN (SELECT position FROM {source} AND position > ?)" if chosen else ""
+        only = f"AND position IN (SELECT position FROM {source} AND position > ?)" if chosen else ""  # noqa: S608 - ours
         entries = self._query(
             f"SELECT {_COLUMNS} FROM entries WHERE position > ? {only} ORDER BY position LIMIT ?",  # noqa: S608 - ours
             (after, *chosen, *((after,) if chosen else ()), limit),

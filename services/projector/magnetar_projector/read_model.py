@@ -7,7 +7,7 @@ be gone (``synchronous=NORMAL``); the log has them.
 
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -78,9 +78,14 @@ class ReadModel:
 
     Args:
         path: of the file, made if it is not there; ``:memory:`` = in memory.
+        busy_timeout_s: seconds to wait for another process that has it locked.
+
+    Raises:
+        sqlite3.Error: the file cannot be reached (locked, not permitted); it is left alone.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, busy_timeout_s: float = 5.0) -> None:
+        self._busy_timeout_s = busy_timeout_s
         self._path = str(path)
         self._lock = threading.RLock()
         self._batch = _Batch()
@@ -276,7 +281,9 @@ class ReadModel:
         self.close()
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
+        return sqlite3.connect(
+            self._path, timeout=self._busy_timeout_s, check_same_thread=False, isolation_level=None
+        )
 
     def _prepare(self) -> None:
         """Give a new file its tables; check an old one's."""
@@ -297,7 +304,7 @@ class ReadModel:
 
 
 @contextmanager
-def _broken_if_corrupt() -> Iterator[None]:
+def _broken_if_corrupt() -> Generator[None]:
     """Tell a file that must be replaced from one that cannot be reached now (locked, no permission, disk full)."""
     try:
         yield

@@ -1,4 +1,5 @@
 """Device readings, against an NVML written by hand."""
+# ruff: noqa: N802  # the names are NVIDIA's
 
 import os
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class FakeNvml:
         return [1, 1]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: FakeDevice) -> int:
-        return 7
+        return self._answer(handle, "mig", 7)
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: FakeDevice, index: int) -> FakeDevice:
         if index not in device.instances:
@@ -108,7 +109,7 @@ def test_two_gpus_and_the_host_are_three_devices() -> None:
 
 
 def test_a_split_gpu_is_its_instances() -> None:
-    """Each MIG instance is a device with a parent; the parent itself is no place, or its memory would be booked twice."""
+    """A MIG instance is a device with a parent; the parent is no place, or its memory would be booked twice."""
     split = FakeDevice(
         "GPU-a",
         instances={0: FakeDevice("MIG-0", 10 * GIB, percent=None), 3: FakeDevice("MIG-3", 5 * GIB, percent=None)},

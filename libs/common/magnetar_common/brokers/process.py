@@ -12,8 +12,6 @@ from pathlib import Path
 
 from magnetar_common.brokers.broker import BrokerError, BrokerKind, RunningBroker
 
-_STOP_SECONDS = 15.0
-
 # Ends the broker when we die, even by SIGKILL: its stdin is a pipe that only we hold, and which then reads as ended.
 # (Linux's PDEATHSIG fires when the *thread* that started the broker ends, and needs code between fork and exec.)
 _WATCHDOG = 'read -r _; kill "$1" && sleep 5 && kill -9 "$1"'
@@ -36,6 +34,7 @@ class BrokerProcess(RunningBroker):
         admin_url: str | None,
         ready: Callable[[], bool],
         ready_seconds: float,
+        stop_seconds: float = 15.0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the broker and wait until it serves.
@@ -48,6 +47,7 @@ class BrokerProcess(RunningBroker):
             admin_url: Where its admin interface will be, if it has one.
             ready: Asked again and again until it says yes.
             ready_seconds: How long the broker may take to become ready.
+            stop_seconds: How long it may take to end after SIGTERM before it gets SIGKILL.
             environment: Variables on top of our own.
 
         Raises:
@@ -62,6 +62,7 @@ class BrokerProcess(RunningBroker):
         self._environment = {**os.environ, **(environment or {})}
         self._ready = ready
         self._ready_seconds = ready_seconds
+        self._stop_seconds = stop_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._start()
@@ -72,7 +73,7 @@ class BrokerProcess(RunningBroker):
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def stop(self) -> None:
-        """End it with SIGTERM, and with SIGKILL when it has not ended after 15 s."""
+        """End it with SIGTERM, and with SIGKILL when it has not ended within `stop_seconds`."""
         self._end(forced=False)
 
     def kill(self) -> None:
@@ -151,7 +152,7 @@ class BrokerProcess(RunningBroker):
             if not forced:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_STOP_SECONDS)
+                    process.wait(self._stop_seconds)
             process.kill()
             process.wait()
         if watchdog is not None:

@@ -67,7 +67,10 @@ SendCallback = Callable[[MessageId | BusError], None]
 
 
 class Producer(Protocol):
-    """Writes to one topic. Safe to use from several threads, except ``close``."""
+    """Writes to one topic. Safe to use from several threads, except ``close``.
+
+    At least once: what was not acknowledged when a connection broke is sent again, and may be stored twice, in order.
+    """
 
     @property
     def topic(self) -> str:

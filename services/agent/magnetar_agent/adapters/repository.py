@@ -2,7 +2,7 @@
 
 The answer to a load or unload is a hint; the index and the model's own ready URL are the truth. Triton answers an
 unload before it has happened (measured: 1.2 s before, for a Python model); MLServer answers 200 when a runtime's
-`load()` returned False, and never says LOADING.
+`load()` returned False, and never says LOADING but UNKNOWN.
 """
 
 import abc
@@ -266,7 +266,7 @@ class RepositoryAdapter(abc.ABC):
             raise ServerUnreachable(f"{self._base_url}{url}: {type(error).__name__}: {error}") from error
 
 
-# States that a load which the server has answered does not leave: only Triton answers before the end, and says LOADING then.
+# What a load that was answered does not come back from. A server that answers before the end says LOADING.
 _NOT_COMING = {IndexState.UNAVAILABLE, IndexState.UNKNOWN}
 _RANK = {state: rank for rank, state in enumerate(IndexState)}  # the declared order: the liveliest first
 

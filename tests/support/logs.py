@@ -1,0 +1,75 @@
+"""Logs to read: a world in which much has happened, and its entries written to a bus."""
+
+from magnetar_common.bus import Bus, MessageId
+from magnetar_common.topics import STATE_CHANGES
+from magnetar_events import ENTRY, Entry
+from magnetar_events.entry import BARRIER, Input
+from magnetar_events.facts import Fact
+from magnetar_events.models import index_digest
+from magnetar_events.records import Device
+
+from tests.support.world import MIB, World, record, spec
+
+
+def busy_world() -> World:
+    """A day in short: a roll-out, a failed load, a scaling, a refusal, a server lost and forgotten, an undeployment."""
+    world = World()
+    world.join("a")
+    world.join("b")
+    world.deploy(spec(replicas=2), reason="first release")
+    world.answer(digest="a" * 64)
+    world.at += 1_000
+    world.deploy(spec(replicas=2, storage_uri="file:///models/iris2", labels={"team": "x"}), reason="second release")
+    world.fail_load(next(iter(world.state.outstanding)))
+    world.pass_time(5_000)
+    world.answer(digest="b" * 64)
+    world.pass_time(5_000)
+    world.answer()
+    world.scale(1)
+    world.scale(1, name="nobody")
+    world.pass_time(5_000)
+    world.answer()
+    world.deploy(spec("huge", memory=10**12))
+    world.registry(record("a", status="DRAINING", digest=world.of("a").server.digest))  # type: ignore[union-attr]
+    world.lapse("b")
+    world.answer(digest="b" * 64)
+    world.pass_time(2 * 86_400_000)
+    world.undeploy()
+    world.pass_time(5_000)
+    world.answer()
+    return world
+
+
+def reading(server: str, free: int) -> object:
+    """A record with another amount of free memory."""
+    device = Device(uuid="cpu", kind="cpu", total=1000 * MIB, free=free, largest_free=free)
+    return record(server, devices=(device,), digest=index_digest([]))
+
+
+def entry(position: int, *facts: Fact, id: str = "", **fields: int) -> Entry:
+    """An entry by hand."""
+    values = {"term": 1, "at": position, "wall": position, "fold_version": 1, **fields}
+    return Entry(id=id or f"e{position}", position=position, input=Input("test"), facts=facts, **values)
+
+
+def barrier(nonce: str = "barrier") -> Entry:
+    """What a new leader writes to find the end of the log."""
+    return entry(BARRIER, id=nonce)
+
+
+def write(bus: Bus, *entries: Entry) -> list[MessageId]:
+    """Append entries to the log of a bus, as a leader does; return their places."""
+    producer = bus.producer(STATE_CHANGES.name, exclusive=True)
+    try:
+        return [producer.send(ENTRY.encode(each), properties=ENTRY.properties) for each in entries]
+    finally:
+        producer.close()
+
+
+def write_junk(bus: Bus, payload: bytes, **properties: str) -> MessageId:
+    """Write something to the log that no leader wrote."""
+    producer = bus.producer(STATE_CHANGES.name)
+    try:
+        return producer.send(payload, properties=properties)
+    finally:
+        producer.close()
