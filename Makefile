@@ -27,7 +27,7 @@ types: .venv/.ready ## pyright, strict
 	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
 schemas: .venv/.ready ## write events/schemas from the models
-	@$(BIN)/python -m magnetar_events.schemas write
+	@$(BIN)/python -m magnetar_events write
 
 bench: .venv/.ready ## ratios measured in one run
 	@$(BIN)/python -m tests.bench

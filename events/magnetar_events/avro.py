@@ -59,7 +59,9 @@ def _rebuild(info: Any) -> Any:
 
 def _default(value: Any, factory: Any) -> Any:
     if factory not in (None, dataclasses.MISSING):
-        return factory()
+        # A class makes the same each time. What a function makes (an id, a time) is no default that a schema could
+        # hold: each process would have another schema, and every writer that trusts it the same id.
+        return factory() if isinstance(get_origin(factory) or factory, type) else PydanticUndefined
     return PydanticUndefined if value is dataclasses.MISSING else value
 
 

@@ -1,51 +1,20 @@
 """The leader's loop on the memory bus: from a request to a route, and across a restart."""
 
 import pytest
-from magnetar_common.bus import EARLIEST, Bus
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.log import replay
-from magnetar_common.topics import MODEL_EVENTS, ROUTES
+from magnetar_common.topics import MODEL_EVENTS
 from magnetar_common.transitions import R
-from magnetar_events import MODEL_EVENT, ROUTE, ModelEvent
 from magnetar_events.commands import LoadModel, UnloadModel
-from magnetar_events.requests import DeployModel, UndeployModel
 
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import eventually, leading
-from tests.support.world import spec
-
-IRIS = "default/iris"
+from tests.support.requests import IRIS, deploy, last_route, servers_routed, set_policy, undeploy
 
 
 @pytest.fixture
 def broker() -> MemoryBroker:
     return MemoryBroker()
-
-
-def ask(bus: Bus, event: ModelEvent) -> None:
-    bus.producer(MODEL_EVENTS.name).send(
-        MODEL_EVENT.encode(event), key=event.event.subject, properties=MODEL_EVENT.properties
-    )
-
-
-def deploy(bus: Bus, name: str = "iris", **fields: object) -> None:
-    ask(bus, ModelEvent(event=DeployModel(model=spec(name, **fields))))
-
-
-def last_route(bus: Bus, model: str = IRIS) -> bytes | None:
-    """The newest payload of a model on the routes topic."""
-    reader, last = bus.reader(ROUTES.name, EARLIEST), None
-    while (message := reader.read(0)) is not None:
-        if message.key == model:
-            last = message.payload
-    reader.close()
-    return last
-
-
-def servers_routed(bus: Bus, model: str = IRIS) -> set[str]:
-    payload = last_route(bus, model)
-    route = ROUTE.decode(payload, "") if payload else None
-    return {e.server for t in route.targets for e in t.endpoints} if route else set()
 
 
 def test_deploy_becomes_a_command_and_a_route(broker: MemoryBroker) -> None:
@@ -57,10 +26,10 @@ def test_deploy_becomes_a_command_and_a_route(broker: MemoryBroker) -> None:
         eventually(lambda: servers_routed(bus) == {"local/a/0"})
         assert led.state.models[IRIS].replicas[1, "local/a/0"].state is R.AVAILABLE
         assert any(isinstance(c.command, LoadModel) for c in agent.commands)
-        ask(bus, ModelEvent(event=UndeployModel(name="iris")))
+        undeploy(bus)
         eventually(lambda: IRIS not in led.state.models)
         assert any(isinstance(c.command, UnloadModel) for c in agent.commands)
-        assert last_route(bus) == b""
+        assert last_route(bus) is None
         agent.die()
         position = led.state.position
         eventually(lambda: led.leader._appender.acknowledged >= position)
@@ -108,13 +77,9 @@ def test_junk_on_the_inputs_is_recorded_and_disturbs_nothing(broker: MemoryBroke
 
 def test_dead_server_is_replaced(broker: MemoryBroker) -> None:
     """Silence for a lease makes a server lost, and its replica appears elsewhere."""
-    from magnetar_events.policy import Policy
-    from magnetar_events.requests import SetPolicy
-
     bus = MemoryBus(broker)
     with leading(lambda: MemoryBus(broker)) as led:
-        quick = Policy(lease_ms=1500, heartbeat_ms=500, evictions_per_minute=10, hold_ms=0)
-        ask(bus, ModelEvent(event=SetPolicy(policy=quick)))
+        set_policy(bus, lease_ms=3000, heartbeat_ms=1000, evictions_per_minute=10, hold_ms=0)
         one, two = SimulatedAgent(bus, "a"), SimulatedAgent(bus, "b")
         deploy(bus)
         first = eventually(lambda: servers_routed(bus))

@@ -5,10 +5,7 @@ from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY, Entry
 from magnetar_events.entry import BARRIER, Input
 from magnetar_events.facts import Fact
-from magnetar_events.models import index_digest
-from magnetar_events.records import Device
-
-from tests.support.world import MIB, World, record, spec
+from tests.support.world import World, record, spec
 
 
 def busy_world() -> World:
@@ -40,21 +37,15 @@ def busy_world() -> World:
     return world
 
 
-def reading(server: str, free: int) -> object:
-    """A record with another amount of free memory."""
-    device = Device(uuid="cpu", kind="cpu", total=1000 * MIB, free=free, largest_free=free)
-    return record(server, devices=(device,), digest=index_digest([]))
-
-
-def entry(position: int, *facts: Fact, id: str = "", **fields: int) -> Entry:
+def entry(position: int, *facts: Fact, name: str = "", **fields: int) -> Entry:
     """An entry by hand."""
     values = {"term": 1, "at": position, "wall": position, "fold_version": 1, **fields}
-    return Entry(id=id or f"e{position}", position=position, input=Input("test"), facts=facts, **values)
+    return Entry(id=name or f"e{position}", position=position, input=Input("test"), facts=facts, **values)
 
 
 def barrier(nonce: str = "barrier") -> Entry:
     """What a new leader writes to find the end of the log."""
-    return entry(BARRIER, id=nonce)
+    return entry(BARRIER, name=nonce)
 
 
 def write(bus: Bus, *entries: Entry) -> list[MessageId]:

@@ -310,3 +310,9 @@ def test_history_reads_every_original_of_a_services_instances_in_order(registry:
     assert [c.record.status if c.record else None for c in told] == ["STARTING", "UP", None, "DOWN", None]
     assert [bool(c.problem) for c in told] == [False, False, True, False, False]
     assert [c.id for c in told] == sorted(c.id for c in told)
+
+
+def test_history_ends_although_the_topic_never_rests(registry: Registry) -> None:
+    with beats(registry, "busy", SLOW):
+        registry.say("a", name="rare")
+        assert [c.instance for c in history(registry.bus, "rare")] == ["a"]

@@ -12,7 +12,6 @@ from magnetar_common.state import Model, Replica, Server, State, Version
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
-
 from tests.support.logs import busy_world
 from tests.support.world import World, spec
 
@@ -64,7 +63,6 @@ def test_digests_tell_every_position_apart() -> None:
         lambda s: s.requests.update({("ci", "x"): (1, 1)}),
         lambda s: setattr(model(s), "owner", "autoscaler"),
         lambda s: setattr(model(s), "traffic", (f.TrafficTarget(1, 50), f.TrafficTarget(2, 50))),
-        lambda s: setattr(model(s), "refused", None),
         lambda s: setattr(model(s).target, "digest", "b" * 64),
         lambda s: model(s).target.places.update(a="b"),
         lambda s: setattr(replica(s), "state", R.LOADED),

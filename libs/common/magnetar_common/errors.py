@@ -99,3 +99,35 @@ class NoRoute(MagnetarError):
         super().__init__(f"{model}: {message}")
         self.model = model
         self.status = status
+
+
+class Unanswered(MagnetarError):
+    """A request was not answered in time; it may be yet. To ask again with the same id is safe."""
+
+    def __init__(self, request: str, message: str) -> None:
+        super().__init__(f"{message}; it may be yet: ask again with the same id, {request}")
+        self.request = request
+
+
+class NotAvailable(MagnetarError):
+    """A model that was asked for does not answer with all of its replicas.
+
+    ``state`` is the outcome's: Failed, ScheduleFailed, Degraded, Progressing, Superseded, Removed, …
+    """
+
+    def __init__(self, model: str, state: str, code: str, message: str) -> None:
+        super().__init__(": ".join(part for part in (f"{model} is {state}", code, message) if part))
+        self.model = model
+        self.state = state
+        self.code = code
+
+
+class InferenceRefused(MagnetarError):
+    """An inference server answered, and the answer is no: the request is wrong, or the model failed on it."""
+
+    def __init__(self, model: str, server: str, status: int, message: str) -> None:
+        super().__init__(f"{model} on {server}: {status} {message}")
+        self.model = model
+        self.server = server
+        self.status = status
+        self.message = message

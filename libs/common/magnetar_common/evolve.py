@@ -416,6 +416,8 @@ def _server_updated(state: State, fact: f.ServerUpdated) -> None:
         state.illegal += 1
         return
     _move_host(state, server, fact.record.server.host)
+    if fact.record.status == "UP" != server.record.status:
+        state.newest = state.position
     server.record = fact.record
     _read(server, fact.record.server)
     state.fleet.put(server)

@@ -84,7 +84,8 @@ def _fields(cls: type[Any]) -> tuple[tuple[str, str], ...]:
 
 def _record(value: Any, **given: Any) -> Json:
     """Return a record's fields; those in ``given`` are rendered already."""
-    return {wire: given[name] if name in given else plain(getattr(value, name)) for name, wire in _fields(type(value))}
+    fields = _fields(cast("type[Any]", type(value)))
+    return {wire: given[name] if name in given else plain(getattr(value, name)) for name, wire in fields}
 
 
 def _mapping(value: Mapping[Any, Any]) -> Any:

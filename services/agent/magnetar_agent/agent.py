@@ -63,6 +63,7 @@ class AgentOptions:
         folder: for artifacts and the server's repository.
         secrets: folder of this host's secrets, or None.
         load_concurrency: operations that run at once.
+        server_wait_s: an operation waits for a server that is down for this long (seconds) before it is tried.
         canary_s: a loaded model is asked for an inference this often (seconds); 0 = never.
         canary_patience_s: an answer that takes longer (seconds) is none.
     """
@@ -70,6 +71,7 @@ class AgentOptions:
     folder: Path
     secrets: Path | None = None
     load_concurrency: int = 4
+    server_wait_s: float = 60.0
     canary_s: float = 30.0
     canary_patience_s: float = 10.0
 
@@ -114,6 +116,7 @@ class Agent:
         )
         self._canary = Canary(adapter, options.canary_patience_s)
         self._canary_s = options.canary_s
+        self._server_wait_s = options.server_wait_s
         self._silent: dict[VersionKey, int] = {}
         self._reading = threading.Lock()
         self._checking = threading.Lock()
@@ -173,7 +176,9 @@ class Agent:
         try:
             command = COMMAND.decode(message.payload, message.properties.get(FINGERPRINT, ""))
         except Undecodable as error:
-            _log.error("not a command", message_id=str(message.id), code=error.code, field=error.field, error=error.message)
+            _log.error(
+                "not a command", message_id=str(message.id), code=error.code, field=error.field, error=error.message
+            )
             return
         self.obey(command)
 
@@ -207,16 +212,24 @@ class Agent:
         who = {"model": key[0], "generation": key[1], "position": position}
         if isinstance(wanted, LoadModel):
             self._reporter.report(ModelLoading(**who))
+            self._await_server()
             hung = self._silent.pop(key, 0) >= SILENCES
             answer = self._operations.load(wanted, position, afresh=hung)
             loaded = isinstance(answer, ModelLoaded)
             digest = answer.digest if isinstance(answer, ModelLoaded) else ""
         else:
             self._reporter.report(ModelUnloading(**who))
+            self._await_server()
             answer, digest = self._operations.unload(wanted, position), ""
             loaded = isinstance(answer, ModelUnloadFailed)
         self._ledger.settle(key, position, answer, loaded=loaded, digest=digest)
         self._reporter.report(answer)
+
+    def _await_server(self) -> None:
+        """Wait a while for a server that is down: it may be on its way back, and a failed attempt helps nobody."""
+        deadline = time.monotonic() + self._server_wait_s
+        while not self._adapter.alive() and time.monotonic() < deadline and not self._stopping.wait(0.1):
+            pass
 
     # --- what the server holds ----------------------------------------------------------------------------------------------
 
@@ -356,8 +369,6 @@ class Agent:
             term=self._ledger.term,
             report=report,
         )
-
-
 
 
 def _sorted_out(

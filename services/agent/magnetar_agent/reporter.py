@@ -80,11 +80,15 @@ class Reporter:
                 self.error = ""
             except BusRefused as error:  # this very report, for ever: let it go, loudly
                 self.error = str(error)
-                _log.error("a report was refused", number=event.number, kind=type(event.report).__name__, error=str(error))
+                _log.error(
+                    "a report was refused", number=event.number, kind=type(event.report).__name__, error=str(error)
+                )
             except BusError as error:
                 self.error = str(error)
                 if self._closing:
-                    _log.warning("reports could not be sent before the end", waiting=len(self._waiting), error=str(error))
+                    _log.warning(
+                        "reports could not be sent before the end", waiting=len(self._waiting), error=str(error)
+                    )
                     break
                 time.sleep(RETRY_S)
                 continue

@@ -100,7 +100,9 @@ class AgentSettings(BaseSettings):
     @model_validator(mode="after")
     def _complete(self) -> "AgentSettings":
         if self.url and not self.repository:
-            raise ValueError("repository: a server that runs already must say where its model repository is (and url is set)")
+            raise ValueError(
+                "repository: a server that runs already must say where its model repository is (and url is set)"
+            )
         if self.kind == "process" and not self.command:
             raise ValueError("command: kind 'process' needs the command that starts one model's server")
         return self

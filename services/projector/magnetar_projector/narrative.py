@@ -141,9 +141,9 @@ def _traffic_changed(fact: f.TrafficChanged) -> str:
 
 
 def _replica_placed(fact: f.ReplicaPlaced) -> str:
-    others = len(fact.best) - 1
-    best = f", best of {len(fact.best)} candidates" if others > 0 else ""
-    return f"{_of(fact)} placed on {fact.server} ({_bookings(fact.bookings)}){best}{_because(fact.reason)}"
+    booked = f" ({_bookings(fact.bookings)})" if fact.bookings else ""
+    best = f", best of {len(fact.best)} candidates" if len(fact.best) > 1 else ""
+    return f"{_of(fact)} placed on {fact.server}{booked}{best}{_because(fact.reason)}"
 
 
 def _placement_refused(fact: f.PlacementRefused) -> str:
@@ -212,7 +212,7 @@ def _inventory_taken(fact: f.InventoryTaken) -> str:
 
 
 def _server_lost(fact: f.ServerLost) -> str:
-    return f"{fact.server} is lost, {fact.code}: {fact.reason}"
+    return f"{fact.server} is lost, {fact.code}{_because(fact.reason)}"
 
 
 def _server_returned(fact: f.ServerReturned) -> str:

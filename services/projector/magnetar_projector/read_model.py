@@ -281,9 +281,7 @@ class ReadModel:
         self.close()
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(
-            self._path, timeout=self._busy_timeout_s, check_same_thread=False, isolation_level=None
-        )
+        return sqlite3.connect(self._path, timeout=self._busy_timeout_s, check_same_thread=False, isolation_level=None)
 
     def _prepare(self) -> None:
         """Give a new file its tables; check an old one's."""

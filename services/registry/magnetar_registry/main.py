@@ -84,6 +84,7 @@ def serve(bus: Bus, settings: RegistrySettings, life: Lifecycle) -> None:
 
     health = Health()
     health.add("registry", service.check)
+    health.add("loop", service.check_loop, live=True)
     ops = OpsServer(health, host=settings.host, port=settings.port, routes=routes(discovery)).start()
     life.on_stop("http", ops.stop)
 

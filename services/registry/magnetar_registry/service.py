@@ -28,6 +28,7 @@ from magnetar_events import SERVICE_RECORD, ServiceRecord, schemas
 from magnetar_events.policy import Policy
 
 _RESEND_S = 5.0
+_STUCK_S = 60.0
 
 _log = structlog.get_logger(__name__)
 
@@ -67,7 +68,7 @@ class RegistryService:
         """Whose DOWN is, and since when we know."""
         self._sent: dict[str, float] = {}
         """What was sent for an instance and has not been read back, and when."""
-        self._turned = float("-inf")
+        self._turned = time.monotonic()
         self._view = TableView(bus, topic, decode)
         self._view.for_each_and_listen(self._listen)
         self._probe = Probe(bus, owner, self.leases, topic=topic)
@@ -78,8 +79,12 @@ class RegistryService:
             return False, "the registry is being read"
         if not self._view.caught_up:
             return False, f"the registry has been out of reach for {self._view.lag:.1f} s"
+        return True, f"{len(self._view)} records; {self.leases.holding(time.monotonic())}".rstrip("; ")
+
+    def check_loop(self) -> tuple[bool, str]:
+        """Return (alive, why), for ``/livez``: a loop that stands still is mended by a restart."""
         age = time.monotonic() - self._turned
-        return age < self.leases.patience, f"{len(self._view)} records; last turn {age:.1f} s ago"
+        return age < _STUCK_S, f"last turn {age:.1f} s ago"
 
     def run(self, stopping: threading.Event) -> None:
         """Keep the topic healthy until told to stop."""

@@ -94,7 +94,7 @@ def test_a_success_that_the_index_denies_is_a_failure(
     """The index is believed, and the folder does not stay to be loaded by a restart."""
     for state in ("UNAVAILABLE", "UNKNOWN", None):
         with pytest.raises(LoadFailed) as caught:
-            adapt(ScriptedServer([None, state, None])).load(spec)
+            adapt(ScriptedServer([None, state], ready=[404])).load(spec)
         assert caught.value.code == Code.LOAD_FAILED
         assert not (tmp_path / "models" / "m").exists()
 

@@ -15,7 +15,6 @@ from magnetar_projector.narrative import concerns, narrate
 from magnetar_projector.places import BadPlace, NoSuchPlace, Place, parse_place, until
 from magnetar_projector.queries import Queries
 from magnetar_projector.read_model import MEMORY, ReadModel
-
 from tests.support.logs import busy_world, entry
 from tests.support.world import World, spec
 
@@ -77,7 +76,7 @@ def test_places_are_read(text: str, place: Place) -> None:
 @pytest.mark.parametrize("text", ["", "yesterday", "-1", "1:2", "1:2:3:4", "٣", "12:00"])
 def test_what_is_no_place_is_refused_by_name(text: str) -> None:
     """The message repeats the text, and shows what could be said."""
-    with pytest.raises(BadPlace, match="position.*message id.*time"):
+    with pytest.raises(BadPlace, match=r"position.*message id.*time"):
         parse_place(text)
 
 
@@ -212,7 +211,11 @@ def test_log_is_filtered(world: World, queries: Queries) -> None:
     assert of_huge
     assert queries.log(subject="default/iris", kind="Nothing") == []
     assert queries.log(kind="LeaderElected")[0]["facts"][0]["fact"] == {
-        **{"term": 1, "leader": "test", "cluster": "local", "broker": "broker", "version": "0"},
+        "term": 1,
+        "leader": "test",
+        "cluster": "local",
+        "broker": "broker",
+        "version": "0",
     }
 
 

@@ -17,7 +17,6 @@ from magnetar_common.status import model_status
 from magnetar_events import facts as f
 from magnetar_projector import read_model as module
 from magnetar_projector.read_model import MEMORY, ReadModel, ReadModelBroken
-
 from tests.support.logs import barrier, busy_world, entry
 from tests.support.world import World
 
@@ -156,7 +155,7 @@ class ReadModelContract:
         """A hole or a fork leaves the state and the tables as they were."""
         state = project(model, records(world)[:5], batch=10)
         before = contents(model)
-        for bad, error in ((entry(6), LogHole), (entry(4, id="other"), LogFork)):
+        for bad, error in ((entry(6), LogHole), (entry(4, name="other"), LogFork)):
             with pytest.raises(error):
                 model.project(state, LogRecord(bad, MessageId(0, 9)))
         assert model.pending == 0

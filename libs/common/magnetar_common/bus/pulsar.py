@@ -22,11 +22,11 @@ import _pulsar
 import pulsar
 import structlog
 from pulsar.schema import BytesSchema
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from magnetar_common.bus.base import EARLIEST, LATEST, Message, MessageId, SendCallback
 from magnetar_common.bus.lock import TopicLock
-from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, NotThere, SendTimedOut, TopicHeld
+from magnetar_common.bus.results import error_of, retrying
+from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, SendTimedOut, TopicHeld
 from magnetar_common.settings import BusSettings
 from magnetar_common.topics import CLUSTER_ID
 
@@ -36,50 +36,6 @@ MAX_PENDING = 10_000
 
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
-
-
-class _TryAgain(BusUnavailable):
-    """The broker said no for now, and surely did nothing."""
-
-
-_ERRORS: dict[str, type[BusError]] = {
-    "Timeout": BusUnavailable,
-    "NotConnected": _TryAgain,
-    "ServiceUnitNotReady": _TryAgain,
-    "TooManyLookupRequestException": _TryAgain,
-    "BrokerPersistenceError": _TryAgain,
-    "BrokerMetadataError": _TryAgain,
-    "LookupError": _TryAgain,
-    "ProducerQueueIsFull": _TryAgain,
-    "MemoryBufferIsFull": _TryAgain,
-    "ProducerBlockedQuotaExceededError": _TryAgain,
-    "ProducerBlockedQuotaExceededException": _TryAgain,
-    "ConnectError": BusUnavailable,  # the client has tried for as long as it may; under TLS it is a wrong certificate
-    "AlreadyClosed": BusUnavailable,
-    "Interrupted": BusUnavailable,
-    "ReadError": BusUnavailable,
-    "ProducerNotInitialized": BusUnavailable,
-    "ConsumerNotInitialized": BusUnavailable,
-    "ConsumerBusy": TopicHeld,
-    "ProducerBusy": TopicHeld,
-    "ProducerFenced": Fenced,
-    "TopicNotFound": NotThere,
-}
-"""What the client's results mean for us. What is not listed (permission, schema, size, name, …) is a refusal."""
-
-_HINTS = {
-    "TopicNotFound": "there is no such topic or namespace: run `magnetar topics apply`",
-    "Timeout": "not reached in time; a wrong or missing token shows as this, too",
-    "IncompatibleSchema": "the topic's schema does not admit this one",
-    "AuthorizationError": "the token's role may not do this here",
-}
-
-
-def _error(result: str, what: str) -> BusError:
-    text = f"{what}: {result}"
-    if hint := _HINTS.get(result):
-        text += f" ({hint})"
-    return _ERRORS.get(result, BusRefused)(text)
 
 
 class _AvroBytes(BytesSchema):
@@ -199,11 +155,7 @@ class PulsarBus:
         """Close everything that was opened from here; nothing in a forked child, as the connection is its parent's."""
         if os.getpid() != self._pid:
             return
-        try:
-            self._client.close()
-        except pulsar.PulsarException as error:
-            if _name(error) != "AlreadyClosed":
-                _log.warning("closing the Pulsar client failed", error=str(error))
+        _close(self._client, "client")
         for lock in self._locks:
             lock.release()
 
@@ -218,9 +170,9 @@ class PulsarBus:
             try:
                 return opening()
             except pulsar.PulsarException as error:
-                raise _error(_name(error), what) from error
+                raise error_of(_name(error), what) from error
 
-        return _retrying(self._settings.operation_timeout_s)(once)
+        return retrying(self._settings.operation_timeout_s)(once)
 
     def _read_cluster_id(self) -> str:
         deadline = time.monotonic() + self._settings.operation_timeout_s
@@ -270,7 +222,7 @@ class PulsarProducer:
     def send(self, payload: bytes, *, key: str = "", properties: Mapping[str, str] | None = None) -> MessageId:
         """Store one message and return its place; see :class:`magnetar_common.bus.base.Producer`.
 
-        What the broker surely did not store is tried again, except on the log's producer, whose order is sacred.
+        A "not now" is tried again (inputs are idempotent), except on the log's producer, whose order is sacred.
         """
 
         def once() -> MessageId:
@@ -286,7 +238,7 @@ class PulsarProducer:
                 raise stored
             return stored
 
-        return _retrying(self._timeout_s)(once) if self._retries else once()
+        return retrying(self._timeout_s)(once) if self._retries else once()
 
     def send_async(
         self, payload: bytes, callback: SendCallback, *, key: str = "", properties: Mapping[str, str] | None = None
@@ -302,7 +254,7 @@ class PulsarProducer:
                 elif result == pulsar.Result.Timeout:
                     callback(SendTimedOut(f"{topic}: not acknowledged in time"))
                 else:
-                    callback(_error(result.name, f"send to {topic}"))
+                    callback(error_of(result.name, f"send to {topic}"))
             except Exception:  # noqa: BLE001 - see above
                 _log.exception("send callback failed", topic=topic)
 
@@ -323,14 +275,9 @@ class PulsarProducer:
         if self._closed:
             return
         self._closed = True
-        try:
-            self._native.close()
-        except pulsar.PulsarException as error:
-            if _name(error) != "AlreadyClosed":
-                _log.warning("closing a producer failed", topic=self.topic, error=str(error))
-        finally:
-            if self._lock is not None:
-                self._lock.release()
+        _close(self._native, f"producer on {self.topic}")
+        if self._lock is not None:
+            self._lock.release()
 
 
 class PulsarReader:
@@ -382,11 +329,7 @@ class PulsarReader:
         if self._closed:
             return
         self._closed = True
-        try:
-            self._native.close()
-        except pulsar.PulsarException as error:
-            if _name(error) != "AlreadyClosed":
-                _log.warning("closing a reader failed", topic=self.topic, error=str(error))
+        _close(self._native, f"reader on {self.topic}")
 
 
 class PulsarAnchor:
@@ -412,10 +355,7 @@ class PulsarAnchor:
         with self._lock:
             native, self._native = self._native, None
         if native is not None:
-            try:
-                native.close()
-            except pulsar.PulsarException as error:
-                _log.warning("closing a subscription failed", topic=self._topic, error=str(error))
+            _close(native, f"subscription on {self._topic}")
 
     def _acknowledged(self, result: Any) -> None:
         if result != pulsar.Result.Ok:
@@ -432,13 +372,12 @@ def _logger(settings: BusSettings) -> pulsar.FileLogger:
     )
 
 
-def _retrying(seconds: float) -> Retrying:
-    return Retrying(
-        retry=retry_if_exception_type(_TryAgain),
-        wait=wait_random_exponential(multiplier=0.05, max=1.0),
-        stop=stop_after_delay(seconds),
-        reraise=True,
-    )
+def _close(native: Any, what: str) -> None:
+    try:
+        native.close()
+    except pulsar.PulsarException as error:
+        if _name(error) != "AlreadyClosed":  # the bus was closed first
+            _log.warning("closing failed", what=what, error=str(error))
 
 
 def _name(error: BaseException) -> str:

@@ -1,0 +1,90 @@
+"""What the exit codes of ``magnetar`` mean. They are part of its interface: scripts branch on them."""
+
+from enum import IntEnum
+
+from magnetar_common.errors import BusUnavailable, Deposed, MagnetarError, NoRoute, NotThere, RequestRefused
+from magnetar_projector.places import BadPlace, NoSuchPlace
+
+NOT_FOUND_STATUS = 404
+
+
+class ExitCode(IntEnum):
+    """Exit codes."""
+
+    OK = 0
+    """Done, and true."""
+    FAILED = 1
+    """Tried, and it did not work; a check did not hold; a model failed for good."""
+    USAGE = 2
+    """A flag, a name or a manifest is wrong; nothing was sent."""
+    REJECTED = 3
+    """The scheduler refused the request; the message names its code and field."""
+    TIMED_OUT = 4
+    """What was waited for did not happen in time; it may still."""
+    NOT_FOUND = 5
+    """There is no such model, server, service or place in the log."""
+    BROKER_UNREACHABLE = 6
+    """No broker answers where the context says that one is."""
+    DEPOSED = 75
+    """A scheduler that led and no longer does (EX_TEMPFAIL): start it again, and it stands by."""
+    INTERRUPTED = 130
+    """Ctrl-C."""
+
+
+class CommandError(MagnetarError):
+    """A command ends here.
+
+    Attributes:
+        code: exit code.
+        hint: what to do next; empty = the message says it.
+    """
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.FAILED, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+class NotFound(CommandError):  # noqa: N818 - as the other errors
+    """There is no such thing."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, ExitCode.NOT_FOUND, hint)
+
+
+class TimedOut(CommandError):  # noqa: N818 - as the other errors
+    """What was waited for did not happen in time."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, ExitCode.TIMED_OUT, hint)
+
+
+class Misused(CommandError):  # noqa: N818 - as the other errors
+    """A flag, a name or a manifest is wrong."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, ExitCode.USAGE, hint)
+
+
+_CODES: tuple[tuple[type[BaseException], ExitCode, str], ...] = (
+    (RequestRefused, ExitCode.REJECTED, ""),
+    (TimeoutError, ExitCode.TIMED_OUT, "is a scheduler leading? magnetar doctor"),
+    (BadPlace, ExitCode.USAGE, ""),
+    (NoSuchPlace, ExitCode.NOT_FOUND, ""),
+    (NotThere, ExitCode.NOT_FOUND, "magnetar topics apply"),
+    (BusUnavailable, ExitCode.BROKER_UNREACHABLE, "which broker is meant? magnetar context list"),
+    (Deposed, ExitCode.DEPOSED, ""),
+)
+
+
+def judge(error: BaseException) -> tuple[ExitCode, str]:
+    """Return the exit code that an error means, and a hint (empty for none)."""
+    if isinstance(error, CommandError):
+        return error.code, error.hint
+    if isinstance(error, NoRoute):
+        gone = error.status == NOT_FOUND_STATUS
+        return (ExitCode.NOT_FOUND, "magnetar model list") if gone else (ExitCode.FAILED, "magnetar model status NAME")
+    for cls, code, hint in _CODES:
+        if isinstance(error, cls):
+            return code, hint
+    return ExitCode.FAILED, ""

@@ -1,0 +1,87 @@
+"""How the state is shown: rows (whole, for JSON and YAML) and the columns of the tables made from them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from magnetar_cli.output import Columns, Json
+from magnetar_common.render import plain, server_to_dict
+from magnetar_common.state import Model, State
+from magnetar_common.status import model_status
+from magnetar_projector.narrative import amount
+
+
+def model_row(model: Model) -> Json:
+    """Return how a model is, whole."""
+    status = plain(model_status(model))
+    return {**status, "spec": plain(model.target.spec) if model.generation in model.versions else {}}
+
+
+def models(state: State) -> list[Json]:
+    """Return every model, by key."""
+    return [model_row(state.models[key]) for key in sorted(state.models)]
+
+
+def replicas(state: State) -> list[Json]:
+    """Return every replica of every model, in order of model, version and server."""
+    return [
+        plain(replica)
+        for key in sorted(state.models)
+        for replica in model_status(state.models[key]).replicas
+    ]
+
+
+def servers(state: State) -> list[Json]:
+    """Return every server, by key."""
+    return [
+        {**server_to_dict(server), "schedulable": server.schedulable} for _, server in sorted(state.servers.items())
+    ]
+
+
+MODELS: Columns = {
+    "model": lambda row: row["model"],
+    "state": lambda row: row["state"],
+    "version": lambda row: row["generation"],
+    "available": lambda row: f"{row['available']}/{row['wanted']}",
+    "traffic": lambda row: ", ".join(f"v{each['generation']} {each['weight']} %" for each in row["active"]) or "-",
+    "servers": lambda row: ", ".join(sorted({r["server"] for r in row["replicas"] if r["state"] == "Available"})) or "-",
+    "reason": lambda row: f"{row['code']}: {row['reason']}".removeprefix(": "),
+}
+
+REPLICAS: Columns = {
+    "model": lambda row: row["model"],
+    "version": lambda row: row["generation"],
+    "server": lambda row: row["server"],
+    "state": lambda row: row["state"],
+    "memory": lambda row: amount(sum(each["bytes"] for each in row["bookings"])),
+    "command": lambda row: row["position"],
+    "reason": lambda row: f"{row['code']}: {row['reason']}".removeprefix(": "),
+}
+
+SERVERS: Columns = {
+    "server": lambda row: row["key"],
+    "state": lambda row: row["lostCode"] or "Lost" if row["lost"] else row["record"]["status"],
+    "schedulable": lambda row: "yes" if row["schedulable"] else "no",
+    "runtime": lambda row: " ".join(_runtime(row["record"]["server"])),
+    "host": lambda row: row["record"]["server"]["host"],
+    "address": lambda row: f"{row['record']['address']['host']}:{row['record']['address']['port']}",
+    "models": lambda row: len(row["replicas"]),
+    "booked": lambda row: amount(row["booked"]),
+    "free": lambda row: ", ".join(_device(each) for each in _devices(row)) or "-",
+}
+
+
+def _runtime(info: Json) -> Iterator[str]:
+    yield info["runtime"]["kind"] or "-"
+    if info["runtime"]["version"]:
+        yield info["runtime"]["version"]
+
+
+def _devices(row: Json) -> list[Json]:
+    found: Any = row["devices"]
+    return list(found.values()) if isinstance(found, dict) else found
+
+
+def _device(device: Json) -> str:
+    return f"{device['uuid']} {device['error'] or amount(device['free'])}"
+
+
