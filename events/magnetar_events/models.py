@@ -1,5 +1,6 @@
 """What a user says of a model: the specification that ``DeployModel`` carries and every version keeps."""
 
+import re
 from collections.abc import Iterable
 from hashlib import sha256
 from typing import Annotated, Literal
@@ -103,6 +104,9 @@ class ModelSpec(Wire):
         return f"{self.tenant}/{self.name}"
 
 
+_SERVED = re.compile(r"([a-z0-9.-]{1,63})_([a-z0-9.-]{1,63})_(0|[1-9][0-9]{0,14})")
+
+
 def served_name(model: str, generation: int) -> str:
     """Return the name under which a version is loaded in an inference server, e.g. ``default_iris_3``.
 
@@ -113,10 +117,8 @@ def served_name(model: str, generation: int) -> str:
 
 def parse_served_name(name: str) -> tuple[str, int] | None:
     """Return (model key, generation) of a name made by :func:`served_name`, or None for anybody else's name."""
-    parts = name.split("_")
-    if len(parts) != 3 or not (parts[2].isascii() and parts[2].isdigit()):
-        return None
-    return f"{parts[0]}/{parts[1]}", int(parts[2])
+    match = _SERVED.fullmatch(name)
+    return (f"{match[1]}/{match[2]}", int(match[3])) if match else None
 
 
 def index_digest(served_names: Iterable[str]) -> str:

@@ -1,7 +1,8 @@
 """A small inference server for one model, with vLLM's manners: a real HTTP process for the process adapter.
 
-`python tiny_server.py MODEL_FOLDER --served-model-name NAME --host HOST --port PORT [--never-ready] [--stubborn]`. The
-model is a file `factor.txt`: inference multiplies by it. It serves OpenAI's `/v1/models` and the V2 ready and infer URLs.
+`python tiny_server.py MODEL_FOLDER --served-model-name NAME --host HOST --port PORT [--never-ready] [--stubborn]`.
+The model is a file `factor.txt`: inference multiplies by it.
+It serves OpenAI's `/v1/models` and the V2 ready and infer URLs.
 """
 
 import argparse

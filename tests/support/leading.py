@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from magnetar_common.bus import Bus
+from magnetar_common.bus import Bus, Message
 from magnetar_common.errors import MagnetarError
 from magnetar_scheduler.leader import Leader
 from magnetar_scheduler.leadership import Challenger
@@ -54,11 +54,16 @@ class Led:
 
 
 @contextmanager
-def leading(connect: Callable[[], Bus], *, identity: str = "test") -> Iterator[Led]:
+def leading(
+    connect: Callable[[], Bus],
+    *,
+    identity: str = "test",
+    resolve: Callable[[Message], Message] = lambda message: message,
+) -> Iterator[Led]:
     """Stand by, lead, and stop leading at the end."""
     mandate = Challenger(connect, lambda: False, lambda _: None).run()
     assert mandate is not None
-    leader = Leader(mandate, "local", identity)
+    leader = Leader(mandate, "local", identity, resolve)
     leader.start()
     led = Led(leader)
     try:

@@ -1,6 +1,7 @@
 """Logs to read: a world in which much has happened, and its entries written to a bus."""
 
 from magnetar_common.bus import Bus, MessageId
+from magnetar_common.log import LogRecord
 from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY, Entry
 from magnetar_events.entry import BARRIER, Input
@@ -64,3 +65,8 @@ def write_junk(bus: Bus, payload: bytes, **properties: str) -> MessageId:
         return producer.send(payload, properties=properties)
     finally:
         producer.close()
+
+
+def logged(entry: Entry, place: MessageId) -> LogRecord:
+    """An entry as it is read from the log."""
+    return LogRecord(entry, place, ENTRY.encode(entry), ENTRY.fingerprint)

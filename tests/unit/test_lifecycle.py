@@ -1,9 +1,11 @@
 """A process's life: it ends in order, once, and says why."""
 
+import contextlib
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -48,8 +50,8 @@ def test_a_failure_anywhere_ends_the_process_with_the_first_reason() -> None:
 def test_an_exception_in_the_body_still_runs_the_steps_and_goes_on() -> None:
     ran: list[str] = []
     life = Lifecycle()
+    life.on_stop("bus", lambda: ran.append("bus"))
     with pytest.raises(ZeroDivisionError), life:
-        life.on_stop("bus", lambda: ran.append("bus"))
         raise ZeroDivisionError
     assert ran == ["bus"]
     assert life.exit_code == 1
@@ -65,37 +67,46 @@ def test_the_previous_signal_handlers_are_put_back() -> None:
 PROCESS = """
 import sys, threading
 from magnetar_common.lifecycle import Lifecycle
+
+def say(what):
+    print(what, file=sys.stderr, flush=True)
+
 with Lifecycle() as life:
-    life.on_stop("bye", lambda: print(life.reason, flush=True))
+    life.on_stop("bye", lambda: say(life.reason))
     if sys.argv[1] == "stuck":
-        life.on_stop("stuck", lambda: (print("stuck", flush=True), threading.Event().wait()))
-    print("ready", flush=True)
+        life.on_stop("stuck", lambda: (say("stuck"), threading.Event().wait()))
+    say("ready")
     life.wait()
 """
 
 
-def _start(kind: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", PROCESS, kind], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    return process
+@contextlib.contextmanager
+def started(kind: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", PROCESS, kind]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert said(process) == "ready"
+            yield process
+        finally:
+            process.kill()
+
+
+def said(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    return process.stderr.readline().rstrip()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_process_in_order(number: signal.Signals) -> None:
-    process = _start("plain")
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=DEADLINE)
-    assert out.splitlines()[-1] == number.name
-    assert process.returncode == 0
+    with started("plain") as process:
+        process.send_signal(number)
+        assert said(process) == number.name
+        assert process.wait(DEADLINE) == 0
 
 
 def test_a_second_signal_ends_a_process_that_hangs_in_its_shutdown() -> None:
-    process = _start("stuck")
-    process.send_signal(signal.SIGTERM)
-    assert process.stdout is not None
-    while process.stdout.readline() != "stuck\n":
-        assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=DEADLINE)
-    assert process.returncode == -signal.SIGTERM
+    with started("stuck") as process:
+        process.send_signal(signal.SIGTERM)
+        assert said(process) == "stuck"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE) == -signal.SIGTERM

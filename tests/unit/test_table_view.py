@@ -41,6 +41,7 @@ def test_a_tombstone_compacted_away_while_frozen_is_found_by_the_sweep(broker: M
     with view_of(cut_off, TOPIC) as view:
         view.for_each_and_listen(lambda key, value: heard.append((key, value)))
         broker.disconnect(cut_off)
+        wait_for(lambda: not view.caught_up)
         put(producer, dead="")
         broker.compact(TOPIC)
         broker.reconnect(cut_off)

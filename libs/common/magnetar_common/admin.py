@@ -104,6 +104,14 @@ class Admin:
         except NotThere:
             return None
 
+    def schema_version(self, topic: str, version: int) -> Json:
+        """Return the Avro schema that a topic had as this version.
+
+        Raises:
+            ValueError: that version is no Avro schema.
+        """
+        return json.loads(self._call("GET", f"schemas/{_local(topic)}/schema/{version}")["data"])
+
     def set_schema(self, topic: str, schema: str) -> None:
         """Register an Avro schema (JSON). One that is registered already makes no new version."""
         self._call("POST", f"schemas/{_local(topic)}/schema", body={"type": "AVRO", "schema": schema, "properties": {}})

@@ -16,6 +16,10 @@ from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Ver
 from magnetar_common.transitions import ARRIVING, LEAVING, STATES, R, is_legal
 
 
+RECENT = 16_384
+"""Entries whose ids are remembered: more than a client sends again after it lost its connection (its queue is 10,000)."""
+
+
 def fold(state: State, entry: Entry, message_id: str = "") -> bool:
     """Fold one entry of the log; return False for a barrier or a repeat, which change nothing.
 
@@ -31,17 +35,21 @@ def fold(state: State, entry: Entry, message_id: str = "") -> bool:
     """
     if entry.fold_version > FOLD_VERSION:
         raise LogTooNew(
-            f"position {entry.position} needs fold version {entry.fold_version}, this software has {FOLD_VERSION}: upgrade it"
+            f"position {entry.position} (message {message_id}) needs fold version {entry.fold_version}, "
+            f"this software has {FOLD_VERSION}: upgrade it"
         )
     if entry.position == BARRIER:
         return False
     expected = state.position + 1
     if entry.position != expected:
-        if entry.position == state.position and entry.id == state.entry:
+        if entry.position > expected:
+            raise LogHole(expected, entry.position, message_id)
+        known = state.recent.get(entry.position, "")
+        if entry.id == known:
             return False
-        if entry.position < expected:
-            raise LogFork(entry.position, state.entry, entry.id, message_id)
-        raise LogHole(expected, entry.position, message_id)
+        raise LogFork(entry.position, known or "(long ago)", entry.id, message_id)
+    state.recent[entry.position] = entry.id
+    state.recent.pop(entry.position - RECENT, None)
     state.position, state.term, state.entry = entry.position, entry.term, entry.id
     state.at, state.wall = entry.at, entry.wall
     if state.handled != entry.handled:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 class ServerClass(NamedTuple):
     """What makes servers interchangeable for the question which models they could serve."""
 
-    server: str
     runtime: str
     capabilities: frozenset[str]
     gpu_types: frozenset[str]
@@ -29,7 +28,6 @@ def class_of(server: Server) -> ServerClass:
     """Return a server's class."""
     info = server.info
     return ServerClass(
-        info.server,
         info.runtime.kind,
         frozenset(info.capabilities),
         frozenset(device.gpu_type for device in server.devices.values() if device.kind != "cpu"),

@@ -16,10 +16,12 @@ from magnetar_common.topics import STATE_CHANGES
 
 @dataclass(slots=True, frozen=True)
 class LogRecord:
-    """An entry and where it is."""
+    """An entry, where it is, and its bytes with the fingerprint of their schema."""
 
     entry: Entry
     message_id: MessageId
+    payload: bytes
+    fingerprint: str
 
 
 class LogReader:
@@ -53,8 +55,9 @@ class LogReader:
             return None
         if message is None:
             return None
+        fingerprint = message.properties.get(FINGERPRINT, "")
         try:
-            entry = ENTRY.decode_trusted(message.payload, message.properties.get(FINGERPRINT, ""))
+            entry = ENTRY.decode_trusted(message.payload, fingerprint)
         except Undecodable as error:
             if error.code in ("UNKNOWN_KIND", "UNKNOWN_SCHEMA"):
                 raise LogTooNew(f"message {message.id} of the log: {error}; it needs a newer version of Magnetar") from error
@@ -62,7 +65,7 @@ class LogReader:
                 f"message {message.id} of the log is not an entry ({error}); if somebody else wrote it, void it"
             ) from error
         self.last = message.id
-        return LogRecord(entry, message.id)
+        return LogRecord(entry, message.id, message.payload, fingerprint)
 
     def at_end(self) -> bool:
         """Whether the broker says that nothing more is stored right now. Never proof: only a barrier is."""

@@ -15,9 +15,12 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 from magnetar_common.state import Server, State
+from magnetar_events.avro import to_wire
 from magnetar_events.facts import Fact
 
 Json = dict[str, Any]
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
 def state_to_dict(state: State) -> Json:
@@ -46,13 +49,13 @@ def state_digest(state: State) -> str:
 
 
 def fact_to_dict(fact: Fact) -> Json:
-    """Return a fact's fields, as JSON values. Its kind is the name of its class."""
-    return _record(fact)
+    """Return a fact's fields, as on the wire. Its kind is the name of its class."""
+    return to_wire(type(fact))(fact)
 
 
 def canonical(value: Any) -> str:
     """Return JSON text that is the same for equal values: sorted keys, no spaces."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return _encode(value)
 
 
 def plain(value: Any) -> Any:

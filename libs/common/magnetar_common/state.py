@@ -149,11 +149,12 @@ class Model:
         return frozenset(target.generation for target in self.traffic)
 
     def kept(self) -> list[int]:
-        """Return the generations to be kept up: the wanted one, and those that serve until it can; newest first."""
+        """Return the generations to be kept up: the wanted one first, then those that serve until it can."""
         if self.deleted or self.generation not in self.versions:
             return []
-        others = (g for g in self.routed() if g != self.generation and g in self.versions)
-        return [self.generation, *sorted(others, reverse=True)]
+        kept = [self.generation]
+        kept += [t.generation for t in self.traffic if t.generation != self.generation and t.generation in self.versions]
+        return kept
 
     def missing(self, generation: int) -> int:
         """Return how many replicas of a kept version are still to be placed."""
@@ -260,6 +261,7 @@ class State:
         failed: models whose wanted version failed for a retriable reason.
         newest: position at which a server last became schedulable: what failed before is tried again.
         room: counts events after which something may fit that did not.
+        recent: position → entry id of the newest entries, by which a repeat is told from a fork.
         fleet: schedulable servers in order of load.
     """
 
@@ -287,6 +289,7 @@ class State:
     outstanding: dict[ReplicaKey, Replica] = field(default_factory=dict[ReplicaKey, Replica], compare=False)
     asked: dict[str, None] = field(default_factory=dict[str, None], compare=False)
     room: int = field(default=0, compare=False)
+    recent: dict[int, str] = field(default_factory=dict[int, str], compare=False)
     fleet: Fleet = field(default_factory=Fleet, compare=False)
     _timers: list[tuple[int, str, int, str]] = field(default_factory=list[tuple[int, str, int, str]], compare=False)
 

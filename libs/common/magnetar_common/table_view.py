@@ -50,6 +50,8 @@ class TableView(Generic[T]):
         listener_errors: exceptions that listeners raised so far; each is logged, none stops the view.
         interruptions: how often reading broke off and a pass began out of turn.
         passes: how many passes reached the end.
+        sweeping: a listener that hears now of a key that is gone hears it because a pass did not find the key, and not
+            because a tombstone was read.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class TableView(Generic[T]):
         self.listener_errors = 0
         self.interruptions = 0
         self.passes = 0
+        self.sweeping = False
         self._bus = bus
         self._decode = decode
         self._on_rejected = on_rejected
@@ -248,8 +251,10 @@ class TableView(Generic[T]):
 
     def _reconcile(self, seen: dict[str, Message], known: MessageId) -> None:
         """Make the table what a pass found, for all that it held up to `known`; so the pass is complete."""
+        self.sweeping = True
         for key in [key for key, row in self._rows.items() if row.message.id <= known and key not in seen]:
             self._set(key, None)
+        self.sweeping = False
         for key, message in seen.items():
             row = self._rows.get(key)
             # Other than what is there, and yet not newer: ids went back, as when a broker starts over with no data.

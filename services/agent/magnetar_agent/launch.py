@@ -65,7 +65,8 @@ def launch_triton(environment: Environment, folder: Path, *, host: str = "127.0.
     return Launch(
         "triton",
         command,
-        plain_environment() | dict(environment.variables),
+        # NVML numbers the GPUs in the order of their PCI addresses, and so must whoever is given those numbers.
+        plain_environment() | dict(environment.variables) | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         folder,
         repository,
         host,

@@ -1,18 +1,40 @@
 """What this life of the agent was told, per version: which command is the newest, and what was answered to it.
 
 Commands to one server are ordered by (term, position). An agent obeys nothing older than what it obeyed for that
-version, nothing from a leadership older than the newest it has seen, and nothing meant for another life of it.
+version, nothing from a leadership older than the newest it has seen, and nothing meant for another life of it. The same
+position again is the same decision, sent again, maybe by a later leader: it is answered again, and not acted on twice.
 """
 
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from magnetar_events.commands import Command, LoadModel, UnloadModel
-from magnetar_events.reports import ReportKind
+from magnetar_events.reports import (
+    CommandSuperseded,
+    ModelLoaded,
+    ModelLoadFailed,
+    ModelUnloaded,
+    ModelUnloadFailed,
+    ReportKind,
+)
 
 VersionKey = tuple[str, int]
 """(model, generation)."""
+
+Answer = ModelLoaded | ModelLoadFailed | ModelUnloaded | ModelUnloadFailed
+"""A report that ends an operation."""
+
+Marks = Mapping[VersionKey, tuple[int, bool]]
+"""Version → (position of its newest command, whether it is answered)."""
+
+_FOUND = (-1, True)
+"""The mark of a version that was never commanded."""
+
+MAX_LINES = 20_000
+"""Versions remembered. Beyond it the oldest that are neither in the server nor being worked on are forgotten."""
 
 
 class Verdict(Enum):
@@ -27,20 +49,24 @@ class Verdict(Enum):
 
 
 @dataclass(slots=True)
-class Line:
+class _Line:
     """What is known of one version.
 
     Attributes:
-        newest: (term, position) of the newest command obeyed.
+        newest: (term, position) of the newest command obeyed; (0, -1) = found in the server, never commanded.
         answer: the report that ended it; None while it is in progress.
-        loaded: what it left behind: the version is in the server.
+        loaded: the version is in the server and answers.
         digest: sha256 of the artifact that was loaded.
     """
 
-    newest: tuple[int, int]
-    answer: ReportKind | None = None
+    newest: tuple[int, int] = (0, -1)
+    answer: Answer | None = None
     loaded: bool = False
     digest: str = ""
+
+    @property
+    def busy(self) -> bool:
+        return self.answer is None and self.newest[1] >= 0
 
 
 class Ledger:
@@ -52,13 +78,13 @@ class Ledger:
 
     def __init__(self, incarnation: str) -> None:
         self._incarnation = incarnation
-        self._lines: dict[VersionKey, Line] = {}
-        self._lock = threading.Lock()
+        self._lines: dict[VersionKey, _Line] = {}
+        self._lock = threading.RLock()
         self.term = 0
         """Newest term seen."""
 
-    def judge(self, command: Command) -> tuple[Verdict, Line | None]:
-        """Say what to do with a command, and take note of it if it is to be obeyed."""
+    def judge(self, command: Command) -> tuple[Verdict, ReportKind | None]:
+        """Say what to do with a command and what to report at once; take note of it if it is to be obeyed."""
         if command.incarnation != self._incarnation:
             return Verdict.FOREIGN, None
         with self._lock:
@@ -69,30 +95,32 @@ class Ledger:
             if not isinstance(wanted, (LoadModel, UnloadModel)):
                 return Verdict.OBEY, None
             key, at = (wanted.model, wanted.generation), (command.term, command.position)
-            line = self._lines.get(key)
-            if line is None or at[1] > line.newest[1]:
-                known = line or Line(at)
-                self._lines[key] = Line(at, loaded=known.loaded, digest=known.digest)
-                return Verdict.OBEY, line
-            if at[1] < line.newest[1]:
-                return Verdict.SUPERSEDED, line
-            # The same decision, sent again, maybe by a later leader.
-            return (Verdict.IN_PROGRESS if line.answer is None else Verdict.ANSWER_AGAIN), line
+            line = self._lines.get(key) or _Line()
+            if command.position == line.newest[1]:
+                return (Verdict.IN_PROGRESS if line.answer is None else Verdict.ANSWER_AGAIN), line.answer
+            if at < line.newest:
+                superseded = CommandSuperseded(
+                    model=key[0], generation=key[1], position=command.position, newest=line.newest[1]
+                )
+                return Verdict.SUPERSEDED, superseded
+            self._lines.pop(key, None)  # the newest last
+            self._lines[key] = _Line(at, None, line.loaded, line.digest)
+            self._forget()
+            return Verdict.OBEY, None
 
-    def newest(self, key: VersionKey) -> int:
-        """Return the position of the newest command obeyed for a version; -1 for none."""
+    def is_newest(self, key: VersionKey, position: int) -> bool:
+        """Return whether no newer command than the one at this position was obeyed for a version."""
         with self._lock:
-            line = self._lines.get(key)
-            return line.newest[1] if line else -1
+            return self._lines[key].newest[1] == position
 
-    def settle(self, key: VersionKey, position: int, answer: ReportKind, *, loaded: bool, digest: str = "") -> None:
-        """Take note of how an operation ended."""
+    def settle(self, answer: Answer) -> None:
+        """Take note of how an operation ended. To be called after the answer was reported."""
         with self._lock:
-            line = self._lines.get(key)
-            if line is None:
-                return
-            line.loaded, line.digest = loaded, digest if loaded else ""
-            if line.newest[1] == position:
+            line = self._lines[answer.model, answer.generation]
+            if not isinstance(answer, ModelUnloadFailed):  # that one says nothing new of what is in the server
+                line.loaded = isinstance(answer, ModelLoaded)
+                line.digest = answer.digest if isinstance(answer, ModelLoaded) else ""
+            if line.newest[1] == answer.position:
                 line.answer = answer
 
     def digest(self, key: VersionKey) -> str:
@@ -101,18 +129,48 @@ class Ledger:
             line = self._lines.get(key)
             return line.digest if line else ""
 
-    def believed(self) -> set[VersionKey]:
-        """Return the versions that are in the server as far as this life knows."""
+    def loaded(self) -> set[VersionKey]:
+        """Return the versions that answer in the server, as far as is known, and with no command in progress."""
         with self._lock:
-            return {key for key, line in self._lines.items() if line.loaded}
+            return {key for key, line in self._lines.items() if line.loaded and not line.busy}
 
-    def found(self, held: dict[VersionKey, bool]) -> None:
-        """Take over what the server's index says (version → ready), so that the next change is seen as one."""
+    def busy(self) -> set[VersionKey]:
+        """Return the versions with a command in progress or waiting."""
+        with self._lock:
+            return {key for key, line in self._lines.items() if line.busy}
+
+    # --- comparing it with the server's index ---------------------------------------------------------------------------
+
+    def marks(self) -> Marks:
+        """Return where every version stands, to tell later which of them moved meanwhile."""
+        with self._lock:
+            return {key: (line.newest[1], not line.busy) for key, line in self._lines.items()}
+
+    def moved(self, since: Marks) -> set[VersionKey]:
+        """Return the versions with a command in progress, or that had one at any time since the marks."""
+        with self._lock:
+            return {key for key, mark in self.marks().items() if not mark[1] or mark != since.get(key, _FOUND)}
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Keep everybody else out, so that what is compared, taken over and reported is of one moment."""
+        with self._lock:
+            yield
+
+    def found(self, ready: set[VersionKey], moved: set[VersionKey]) -> None:
+        """Take over which versions the index says are ready, but for those that moved."""
         with self._lock:
             for key, line in self._lines.items():
-                line.loaded = held.get(key, False)
-                if not line.loaded:
-                    line.digest = ""
-            for key, ready in held.items():
-                if ready and key not in self._lines:
-                    self._lines[key] = Line((0, -1), loaded=True)
+                if key not in moved:
+                    line.loaded = key in ready
+                    line.digest = line.digest if line.loaded else ""
+            for key in ready - moved - self._lines.keys():
+                self._lines[key] = _Line(loaded=True)
+
+    def _forget(self) -> None:
+        while len(self._lines) > MAX_LINES:
+            absent = next((key for key, line in self._lines.items() if not (line.loaded or line.busy)), None)
+            if absent is None:
+                return
+            del self._lines[absent]
+

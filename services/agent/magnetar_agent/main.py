@@ -17,13 +17,11 @@ from magnetar_common.settings import BusSettings
 from magnetar_events import ServiceRecord
 from magnetar_events.commands import COMMAND_KINDS
 from magnetar_events.records import Address, RuntimeInfo, ServerInfo
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from magnetar_agent.adapters.base import ServerUnreachable
 from magnetar_agent.agent import Agent, AgentOptions
 from magnetar_agent.devices import Devices
+from magnetar_agent.presence import Presence
 from magnetar_agent.servers import Beside, beside
 from magnetar_agent.settings import AgentSettings
 
@@ -47,32 +45,22 @@ def run(settings: AgentSettings | None = None, bus_settings: BusSettings | None 
 def serve(bus: Bus, settings: AgentSettings, life: Lifecycle, devices: Devices | None = None) -> Agent:
     """Start an agent on a bus; it stops with the lifecycle.
 
-    Order matters: the server answers, then the command reader is open, then the instance registers.
+    Order matters: the server answers, then the command reader is open, then the instance registers. At the end the
+    goodbye comes first and the server last, so that an operation that hangs ends with it.
     """
     settings.home.mkdir(parents=True, exist_ok=True)
-    changed = threading.Event()
-    server = beside(settings, changed.set)
-    life.on_stop("inference server", server.stop)
     readers = devices or Devices()
     life.on_stop("devices", readers.close)
+    gpus = tuple(reading.uuid for reading in readers.read() if reading.kind == "gpu")
+    changed = threading.Event()
+    server = beside(settings, gpus, changed.set)
+    life.on_stop("inference server", server.stop)
     info = _info(settings, server)
-    options = AgentOptions(
-        settings.home,
-        secrets=Path(settings.secrets_dir) if settings.secrets_dir else None,
-        load_concurrency=settings.load_concurrency,
-        canary_s=settings.canary_s,
-    )
-    agent = Agent(bus, info, server.adapter, readers, options, server.pids)
+    agent = Agent(bus, info, server.adapter, readers, _options(settings), life.fail, server.pids)
     life.on_stop("agent", agent.close)
-
-    health = Health()
-    health.add("server", agent.check_server)
-    health.add("reports", agent.check_reports)
-    draining = _Draining(agent, settings.drain_timeout_s, life)
-    health.add("draining", draining.check)
-    ops = OpsServer(health, host=settings.bind, port=settings.port, routes=[draining.route]).start()
+    presence = Presence(agent, changed, life, settings.drain_timeout_s)
+    health, ops = _ops(settings, agent, presence)
     life.on_stop("http", ops.stop)
-
     record = ServiceRecord(
         service_name=SERVICE_NAME,
         instance_id=f"{settings.server}/{settings.replica}/{info.incarnation}",
@@ -83,56 +71,25 @@ def serve(bus: Bus, settings: AgentSettings, life: Lifecycle, devices: Devices |
         labels=settings.label_map(),
         server=info,
     )
-    registrar = Registrar(bus, record, settings.heartbeat_s, refresh=agent.refresh)
-    draining.registrar = registrar
-    registrar.start()
+    registrar = Registrar(bus, record, settings.heartbeat_s, refresh=agent.refresh).start()
     life.on_stop("registrar", registrar.leave)
     health.add("registrar", registrar.check)
     agent.start()
-    registrar.up()
-    threading.Thread(target=_keep_status, args=(agent, registrar, changed, life, draining), daemon=True).start()
-    _log.info("serving", server=info.key, incarnation=info.incarnation, http_port=info.http_port)
+    presence.start(registrar)
+    life.on_stop("presence", presence.close)
+    _log.info("serving", server=info.key, incarnation=info.incarnation, http_port=info.http_port, agent_port=ops.port)
     return agent
 
 
-def _keep_status(
-    agent: Agent, registrar: Registrar, changed: threading.Event, life: Lifecycle, draining: "_Draining"
-) -> None:
-    """Say STARTING while the server does not answer, and UP when it does: nothing is placed on a dead server."""
-    while not life.stopping.is_set():
-        if changed.wait(0.5):
-            changed.clear()
-            agent.check()
-        wanted = "UP" if agent.serving else "STARTING"
-        if not draining.begun and not life.stopping.is_set() and registrar.record.status != wanted:
-            registrar.update(status=wanted)
-
-
-class _Draining:
-    """``POST /terminate``: take nothing new, wait until every model is Available elsewhere, then end."""
-
-    def __init__(self, agent: Agent, timeout_s: float, life: Lifecycle) -> None:
-        self._agent = agent
-        self._timeout_s = timeout_s
-        self._life = life
-        self.begun = False
-        self.registrar: Registrar | None = None
-        self.route = Route("/terminate", self._terminate, methods=["POST"])
-
-    def check(self) -> tuple[bool, str]:
-        """An agent that drains is not ready."""
-        return not self.begun, f"{self._agent.holds()} models left" if self.begun else "not draining"
-
-    def _terminate(self, _: Request) -> Response:
-        self.begun = True
-        if self.registrar is not None:
-            self.registrar.drain()
-        deadline = time.monotonic() + self._timeout_s
-        while self._agent.holds() and time.monotonic() < deadline and not self._life.stopping.wait(0.1):
-            pass
-        left = self._agent.holds()
-        self._life.stop("terminated")
-        return JSONResponse({"drained": left == 0, "modelsLeft": left}, status_code=200 if left == 0 else 504)
+def _options(settings: AgentSettings) -> AgentOptions:
+    return AgentOptions(
+        settings.home,
+        secrets=Path(settings.secrets_dir) if settings.secrets_dir else None,
+        load_concurrency=settings.load_concurrency,
+        server_wait_s=settings.server_wait_s,
+        canary_s=settings.canary_s,
+        canary_patience_s=settings.canary_patience_s,
+    )
 
 
 def _info(settings: AgentSettings, server: Beside) -> ServerInfo:
@@ -140,7 +97,6 @@ def _info(settings: AgentSettings, server: Beside) -> ServerInfo:
         _, version = server.adapter.server_info()
     except ServerUnreachable:
         version = ""  # a server that runs already may come later
-    kind = settings.kind if settings.kind != "process" else server.adapter.kind
     return ServerInfo(
         cluster=settings.cluster,
         region=settings.region,
@@ -151,7 +107,7 @@ def _info(settings: AgentSettings, server: Beside) -> ServerInfo:
         incarnation=secrets.token_hex(6),
         http_port=server.http_port,
         grpc_port=server.grpc_port,
-        runtime=RuntimeInfo(kind=kind, version=version),
+        runtime=RuntimeInfo(kind=server.adapter.kind, version=version),
         agent_version=__version__,
         commands=COMMAND_KINDS,
         capabilities=server.capabilities,
@@ -160,3 +116,12 @@ def _info(settings: AgentSettings, server: Beside) -> ServerInfo:
         over_commit_percent=settings.over_commit_percent,
         disk_bytes=shutil.disk_usage(settings.home).free,
     )
+
+
+def _ops(settings: AgentSettings, agent: Agent, presence: Presence) -> tuple[Health, OpsServer]:
+    health = Health()
+    health.add("server", agent.check_server)
+    health.add("reports", agent.check_reports)
+    health.add("draining", presence.check)
+    ops = OpsServer(health, host=settings.bind, port=settings.port, routes=[presence.route])
+    return health, ops.start()

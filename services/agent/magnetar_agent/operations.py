@@ -1,6 +1,7 @@
 """The two operations on a version: load (fetch, check, load, verify) and unload. Each ends in exactly one report."""
 
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +24,12 @@ from magnetar_agent.adapters.base import Adapter, Code, LoadFailed, ModelSpec, O
 from magnetar_agent.artifacts import FetchedArtifact, fetch
 from magnetar_agent.devices import DeviceReading
 from magnetar_agent.secrets import resolve
+from magnetar_agent.text import line
 
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Operations:
     """What the operations need.
 
@@ -36,14 +38,14 @@ class Operations:
         artifacts: folder of fetched artifacts.
         secrets: folder of this host's secrets, or None.
         devices: reads the devices now.
-        alone: whether no other operation runs (then memory can be measured).
+        activity: returns (operations begun so far, operations running now): memory is measured by one that was alone.
     """
 
     adapter: Adapter
     artifacts: Path
     secrets: Path | None
     devices: Callable[[], list[DeviceReading]]
-    alone: Callable[[], bool]
+    activity: Callable[[], tuple[int, int]]
 
     def load(self, wanted: LoadModel, position: int, *, afresh: bool = False) -> ModelLoaded | ModelLoadFailed:
         """Load a version, and say how that went; never raises.
@@ -53,40 +55,42 @@ class Operations:
             position: of the command, echoed in the report.
             afresh: unload it first, even if the server says that it is ready.
         """
-        who = {"model": wanted.model, "generation": wanted.generation, "position": position}
         try:
             return self._load(wanted, position, afresh=afresh)
-        except OperationError as error:
-            _log.warning("load failed", **who, code=error.code, error=error.message)
-            return ModelLoadFailed(**who, code=error.code, retriable=error.retriable, message=_line(error.message))
         except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
-            _log.exception("load failed", **who)
-            message = f"{type(error).__name__}: {error}"
-            return ModelLoadFailed(**who, code=Code.LOAD_FAILED, retriable=True, message=_line(message))
+            code, message = _told(error, Code.LOAD_FAILED)
+            retriable = not isinstance(error, OperationError) or error.retriable
+            _log.warning("load failed", model=wanted.model, generation=wanted.generation, code=code, error=message)
+            return ModelLoadFailed(
+                model=wanted.model,
+                generation=wanted.generation,
+                position=position,
+                code=code,
+                retriable=retriable,
+                message=message,
+            )
 
     def unload(self, wanted: UnloadModel, position: int) -> ModelUnloaded | ModelUnloadFailed:
         """Unload a version, and say how that went; never raises."""
         who = {"model": wanted.model, "generation": wanted.generation, "position": position}
         try:
             self.adapter.unload(served_name(wanted.model, wanted.generation))
-        except OperationError as error:
-            _log.warning("unload failed", **who, code=error.code, error=error.message)
-            return ModelUnloadFailed(**who, code=error.code, message=_line(error.message))
         except Exception as error:  # noqa: BLE001 - as above
-            _log.exception("unload failed", **who)
-            return ModelUnloadFailed(**who, code=Code.UNLOAD_FAILED, message=_line(f"{type(error).__name__}: {error}"))
+            code, message = _told(error, Code.UNLOAD_FAILED)
+            _log.warning("unload failed", **who, code=code, error=message)
+            return ModelUnloadFailed(**who, code=code, message=message)
         return ModelUnloaded(**who)
 
     def _load(self, wanted: LoadModel, position: int, *, afresh: bool) -> ModelLoaded:
         began = time.monotonic()
         artifact = self._fetch(wanted)
-        fetched = time.monotonic()
+        fetch_ms = (time.monotonic() - began) * 1000
         if wanted.artifact_digest and artifact.sha256 != wanted.artifact_digest:
             raise LoadFailed(
                 Code.ARTIFACT_MISMATCH,
                 f"the artifact's sha256 is {artifact.sha256}, and {wanted.artifact_digest} is pinned to this version",
             )
-        alone, before = self.alone(), self._free()
+        activity, before = self.activity(), self._free()
         name = served_name(wanted.model, wanted.generation)
         if afresh:
             self.adapter.unload(name)
@@ -101,16 +105,15 @@ class Operations:
                 memory_bytes=wanted.memory,
             )
         )
-        fetch_ms = (fetched - began) * 1000
         for phase, milliseconds in (("fetch", fetch_ms), ("load", result.load_ms), ("verify", result.verify_ms)):
             LOAD_SECONDS.labels(phase).observe(milliseconds / 1000)
-        measurable = alone and self.alone() and not result.already
+        alone = activity[1] == 1 and self.activity() == activity
         return ModelLoaded(
             model=wanted.model,
             generation=wanted.generation,
             position=position,
             digest=artifact.sha256,
-            memory=self._memory(wanted, before if measurable else None),
+            memory=self._memory(wanted, before if alone and not result.already else {}),
             http_port=urlsplit(self.adapter.endpoint(name)).port or 0,
             times=LoadTimes(fetch_ms=int(fetch_ms), load_ms=int(result.load_ms), verify_ms=int(result.verify_ms)),
         )
@@ -120,21 +123,24 @@ class Operations:
         return fetch(wanted.storage_uri, options, self.artifacts, expected=wanted.artifact_digest)
 
     def _free(self) -> dict[str, int]:
-        return {reading.uuid: reading.free_bytes for reading in self.devices()}
+        return {reading.uuid: reading.free_bytes for reading in self.devices() if not reading.error}
 
-    def _memory(self, wanted: LoadModel, before: dict[str, int] | None) -> tuple[DeviceMemory, ...]:
-        readings = {reading.uuid: reading for reading in self.devices()}
+    def _memory(self, wanted: LoadModel, before: dict[str, int]) -> tuple[DeviceMemory, ...]:
+        """Return declared, measured and observed memory of each device; 0 where it is not known."""
+        readings = {reading.uuid: reading for reading in self.devices() if not reading.error}
         found: list[DeviceMemory] = []
         for uuid in wanted.devices or ("cpu",):
             now = readings.get(uuid)
-            measured = before.get(uuid, 0) - now.free_bytes if before is not None and now is not None else 0
+            measured = max(0, before[uuid] - now.free_bytes) if now is not None and uuid in before else 0
             observed = now.ours_bytes if now is not None else 0
-            found.append(
-                DeviceMemory(device=uuid, declared=wanted.memory, measured=max(0, measured), observed=observed)
-            )
+            found.append(DeviceMemory(device=uuid, declared=wanted.memory, measured=measured, observed=observed))
         return tuple(found)
 
 
-def _line(text: str) -> str:
-    """Return text as the one line of printable characters that a report carries."""
-    return "".join(c if c.isprintable() else " " for c in text)[:1000]
+def _told(error: Exception, otherwise: Code) -> tuple[Code, str]:
+    """Return the code of a failure, and what to say of it."""
+    if isinstance(error, OperationError):
+        return error.code, line(error.message)
+    # Its text may quote what a driver was given, secrets included: the place in our code is enough to find the defect.
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return otherwise, f"{type(error).__name__} at {Path(place.filename).name}:{place.lineno}"

@@ -1,7 +1,6 @@
 """Reports to the scheduler: numbered, in order, none lost while the broker is away."""
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -12,12 +11,15 @@ from magnetar_common.topics import AGENT_EVENTS
 from magnetar_events import AGENT_EVENT, AgentEvent, schemas
 from magnetar_events.reports import ReportKind
 
-_log = structlog.get_logger(__name__)
+from magnetar_agent.threads import Failed, guarded
 
 MAX_WAITING = 10_000
 """Reports kept while the broker is away. Beyond it the oldest are dropped, and the inventory is reported instead."""
 
 RETRY_S = 0.5
+"""Between two tries while the broker is away (seconds)."""
+
+_log = structlog.get_logger(__name__)
 
 
 class Reporter:
@@ -26,11 +28,16 @@ class Reporter:
     Args:
         bus: where to.
         envelope: makes the event of (number, report).
-        overflowed: told when reports had to be dropped.
+        overflowed: told, once reports are through again, that some had to be dropped.
+        failed: told of what ended the thread.
     """
 
     def __init__(
-        self, bus: Bus, envelope: Callable[[int, ReportKind], AgentEvent], overflowed: Callable[[], None]
+        self,
+        bus: Bus,
+        envelope: Callable[[int, ReportKind], AgentEvent],
+        overflowed: Callable[[], object],
+        failed: Failed,
     ) -> None:
         self._bus = bus
         self._envelope = envelope
@@ -38,12 +45,12 @@ class Reporter:
         self._waiting: deque[AgentEvent] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._dropped = False
+        self._dropped = 0
         self.number = 0
         """Of the last report."""
         self.error = ""
         """Why the last send failed; empty when it did not."""
-        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+        self._thread = guarded("reporter", self._run, failed)
         self._thread.start()
 
     def report(self, report: ReportKind) -> int:
@@ -53,50 +60,65 @@ class Reporter:
             self._waiting.append(self._envelope(self.number, report))
             if len(self._waiting) > MAX_WAITING:
                 self._waiting.popleft()
-                self._dropped = True
-            self._changed.notify()
+                self._dropped += 1
+            self._changed.notify_all()
             return self.number
 
     def close(self, timeout: float = 5.0) -> None:
         """Send what waits, for at most ``timeout`` seconds, and stop."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join(timeout)
 
     def _run(self) -> None:
         producer: Producer | None = None
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._closing)
-                if not self._waiting:
-                    break
-                event = self._waiting[0]
+        while (event := self._next()) is not None:
             try:
-                producer = producer or self._bus.producer(
-                    AGENT_EVENTS.name, schema=schemas.schema_json(AGENT_EVENTS.schema), name="magnetar-agent"
-                )
+                producer = producer or self._open()
+            except BusError as error:
+                if not self._try_again(error):
+                    return
+                continue
+            try:
                 producer.send(AGENT_EVENT.encode(event), key=event.server_key, properties=AGENT_EVENT.properties)
                 self.error = ""
             except BusRefused as error:  # this very report, for ever: let it go, loudly
-                self.error = str(error)
-                _log.error(
-                    "a report was refused", number=event.number, kind=type(event.report).__name__, error=str(error)
-                )
+                kind = type(event.report).__name__
+                _log.error("a report was refused", number=event.number, kind=kind, error=str(error))
             except BusError as error:
-                self.error = str(error)
-                if self._closing:
-                    _log.warning(
-                        "reports could not be sent before the end", waiting=len(self._waiting), error=str(error)
-                    )
+                if not self._try_again(error):
                     break
-                time.sleep(RETRY_S)
                 continue
-            with self._changed:
-                if self._waiting and self._waiting[0] is event:
-                    self._waiting.popleft()
-                recovered, self._dropped = self._dropped and not self._waiting, self._dropped and bool(self._waiting)
-            if recovered:
-                self._overflowed()
+            self._done(event)
         if producer is not None:
             producer.close()
+
+    def _open(self) -> Producer:
+        schema = schemas.schema_json(AGENT_EVENTS.schema)
+        return self._bus.producer(AGENT_EVENTS.name, schema=schema, name="magnetar-agent")
+
+    def _next(self) -> AgentEvent | None:
+        """Wait for a report; None once there is none and no more will come. It stays in the queue until it is sent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            return self._waiting[0] if self._waiting else None
+
+    def _done(self, event: AgentEvent) -> None:
+        with self._changed:
+            if self._waiting and self._waiting[0] is event:  # else it was dropped while it was being sent
+                self._waiting.popleft()
+            if self._waiting or not self._dropped:
+                return
+            dropped, self._dropped = self._dropped, 0
+        _log.error("reports were dropped while the broker was away", dropped=dropped)
+        self._overflowed()
+
+    def _try_again(self, error: BusError) -> bool:
+        """Wait a little after a failure; return False if this is the end."""
+        self.error = str(error)
+        with self._changed:
+            if self._changed.wait_for(lambda: self._closing, RETRY_S):
+                _log.warning("reports could not be sent before the end", waiting=len(self._waiting), error=self.error)
+                return False
+        return True

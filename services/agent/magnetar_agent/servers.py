@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from magnetar_agent.adapters.base import Adapter, Limits
 from magnetar_agent.adapters.mlserver import RUNTIMES, MLServerAdapter, installed_runtimes
 from magnetar_agent.adapters.process import ProcessAdapter, ProcessTemplate
-from magnetar_agent.adapters.triton import TritonAdapter, installed_backends
+from magnetar_agent.adapters.triton import BACKENDS, TritonAdapter, installed_backends
 from magnetar_agent.environments import ensure
 from magnetar_agent.launch import launch_mlserver, launch_triton
 from magnetar_agent.server_process import ServerProcess
@@ -37,11 +37,12 @@ class Beside:
     stop: Callable[[], None]
 
 
-def beside(settings: AgentSettings, changed: Callable[[], None]) -> Beside:
-    """Start the server, or attach to the one that runs; return once it answers.
+def beside(settings: AgentSettings, gpus: tuple[str, ...], changed: Callable[[], None]) -> Beside:
+    """Start the server and return once it answers, or attach to the one that runs, whether it answers or not.
 
     Args:
         settings: of the agent.
+        gpus: uuids of this host's GPUs, in the order in which the server numbers them.
         changed: told when a supervised server ended or came back.
 
     Raises:
@@ -55,7 +56,9 @@ def beside(settings: AgentSettings, changed: Callable[[], None]) -> Beside:
     )
     if settings.kind == "process":
         return _processes(settings, limits)
-    return _attached(settings, limits) if settings.url else _supervised(settings, limits, changed)
+    if settings.url:
+        return _attached(settings, gpus, limits)
+    return _supervised(settings, gpus, limits, changed)
 
 
 def _processes(settings: AgentSettings, limits: Limits) -> Beside:
@@ -64,48 +67,51 @@ def _processes(settings: AgentSettings, limits: Limits) -> Beside:
     return Beside(adapter, 0, 0, adapter.capabilities(), adapter.pids, adapter.close)
 
 
-def _attached(settings: AgentSettings, limits: Limits) -> Beside:
-    repository, named = Path(settings.repository), settings.capability_list()
-    adapter: Adapter
-    if settings.kind == "mlserver":
-        adapter = MLServerAdapter(settings.url, repository, runtimes=named or tuple(RUNTIMES), limits=limits)
-    elif named:
-        adapter = TritonAdapter(settings.url, repository, backends=named, limits=limits)
-    else:
-        adapter = TritonAdapter(settings.url, repository, limits=limits)
+def _attached(settings: AgentSettings, gpus: tuple[str, ...], limits: Limits) -> Beside:
+    serves = settings.capability_list() or tuple(RUNTIMES if settings.kind == "mlserver" else BACKENDS)
+    adapter = _repository(settings.kind, settings.url, Path(settings.repository), serves, gpus, limits)
     port = urlsplit(settings.url).port or 80
     return Beside(adapter, port, settings.grpc_port, adapter.capabilities(), tuple, adapter.close)
 
 
-def _supervised(settings: AgentSettings, limits: Limits, changed: Callable[[], None]) -> Beside:
+def _supervised(settings: AgentSettings, gpus: tuple[str, ...], limits: Limits, changed: Callable[[], None]) -> Beside:
     environment = ensure(settings.kind)
     folder = settings.home / settings.kind
     launch = launch_mlserver if settings.kind == "mlserver" else launch_triton
+    serves = settings.capability_list() or (
+        installed_runtimes(environment.python)
+        if settings.kind == "mlserver"
+        else installed_backends(environment.server.parent.parent / "backends")
+    )
     process = ServerProcess(
         lambda: launch(environment, folder, host=settings.advertised_host),
         on_down=lambda _: changed(),
         on_restart=changed,
     )
     process.start()
-    started, named = process.launch, settings.capability_list()
-    adapter: Adapter
-    if settings.kind == "mlserver":
-        runtimes = named or installed_runtimes(environment.python)
-        adapter = MLServerAdapter(
-            started.url, started.repository, runtimes=runtimes, limits=limits, diagnose=process.tail
-        )
-    else:
-        backends = named or installed_backends(environment.server.parent.parent / "backends")
-        adapter = TritonAdapter(
-            started.url, started.repository, backends=backends, limits=limits, diagnose=process.tail
-        )
+    started = process.launch
+    adapter = _repository(settings.kind, started.url, started.repository, serves, gpus, limits, process.tail)
 
     def stop() -> None:
-        adapter.close()
         process.stop()
+        adapter.close()
 
     def pids() -> tuple[int, ...]:
         pid = process.pid
-        return (pid,) if pid is not None else ()
+        return () if pid is None else (pid,)
 
     return Beside(adapter, started.http_port, started.grpc_port, adapter.capabilities(), pids, stop)
+
+
+def _repository(
+    kind: str,
+    url: str,
+    repository: Path,
+    serves: tuple[str, ...],
+    gpus: tuple[str, ...],
+    limits: Limits,
+    diagnose: Callable[[], str] | None = None,
+) -> Adapter:
+    if kind == "mlserver":
+        return MLServerAdapter(url, repository, runtimes=serves, limits=limits, diagnose=diagnose)
+    return TritonAdapter(url, repository, backends=serves, gpus=gpus, limits=limits, diagnose=diagnose)

@@ -39,7 +39,10 @@ class AgentSettings(BaseSettings):
         load_attempts: tries of one call to the server whose transport failed.
         load_elapsed_s: seconds after which no new try begins.
         load_timeout_s: seconds after which a load has failed.
+        server_wait_s: an operation waits for a server that is down for this many seconds before it is tried.
         canary_s: seconds between canary inferences of a model; 0 = never.
+        canary_patience_s: an answer that takes longer than this many seconds is none; two in a row, and the model is
+            loaded afresh.
         drain_timeout_s: ``/terminate`` ends after this many seconds, drained or not.
         configuration: the whole of the above as one JSON object; single settings win over it.
         log_json: log lines as JSON.
@@ -74,7 +77,9 @@ class AgentSettings(BaseSettings):
     load_attempts: int = Field(default=4, ge=1)
     load_elapsed_s: float = Field(default=15.0, gt=0)
     load_timeout_s: float = Field(default=600.0, gt=0)
+    server_wait_s: float = Field(default=60.0, ge=0)
     canary_s: float = Field(default=30.0, ge=0)
+    canary_patience_s: float = Field(default=30.0, gt=0)
     drain_timeout_s: float = Field(default=300.0, ge=0)
     configuration: str = ""
     log_json: bool = True

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
@@ -22,7 +22,7 @@ _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 
 
 @contextmanager
-def connected() -> Iterator[Bus]:
+def connected() -> Generator[Bus]:
     """Connect to the broker that is meant.
 
     Raises:
@@ -38,7 +38,7 @@ def connected() -> Iterator[Bus]:
 
 
 @contextmanager
-def administered() -> Iterator[Admin | None]:
+def administered() -> Generator[Admin | None]:
     """Open the admin interface of the broker that is meant; None for one that has none (embedded)."""
     settings = bus_settings()
     if not settings.admin_url:
@@ -85,6 +85,7 @@ class Following:
     """The state as the log has it, folded here, and kept up while somebody looks. For one thread."""
 
     def __init__(self, bus: Bus) -> None:
+        self.bus = bus
         self.state = State()
         self._reader = LogReader(bus, name="magnetar-cli")
 
@@ -115,7 +116,9 @@ class Following:
             pass
         return self.state
 
-    def wait(self, condition: Callable[[State], bool], seconds: float, look: Callable[[State], None] | None = None) -> bool:
+    def wait(
+        self, condition: Callable[[State], bool], seconds: float, look: Callable[[State], None] | None = None
+    ) -> bool:
         """Keep up until a condition holds; return whether it did within ``seconds``.
 
         Args:
@@ -149,7 +152,7 @@ class Following:
 
 
 @contextmanager
-def following() -> Iterator[Following]:
+def following() -> Generator[Following]:
     """Connect to the broker that is meant, and follow its log."""
     with connected() as bus:
         log = Following(bus)

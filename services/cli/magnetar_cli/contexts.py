@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from magnetar_cli.exit_codes import Misused, NotFound
+from magnetar_cli.output import to_yaml
 from magnetar_common.settings import BusSettings
 
 CONTEXT = "MAGNETAR_CONTEXT"
@@ -84,7 +85,7 @@ def save(contexts: Contexts) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        yaml.safe_dump(contexts.model_dump(by_alias=True, exclude_unset=True), file, sort_keys=False)
+        file.write(to_yaml(contexts.model_dump(by_alias=True, exclude_unset=True)))
     scratch.replace(path)
 
 

@@ -2,7 +2,7 @@
 
 from enum import IntEnum
 
-from magnetar_common.errors import BusUnavailable, Deposed, MagnetarError, NoRoute, NotThere, RequestRefused
+from magnetar_common.errors import BusUnavailable, Deposed, MagnetarError, NoRoute, NotThere, RequestRefused, Unanswered
 from magnetar_projector.places import BadPlace, NoSuchPlace
 
 NOT_FOUND_STATUS = 404
@@ -68,6 +68,7 @@ class Misused(CommandError):  # noqa: N818 - as the other errors
 
 _CODES: tuple[tuple[type[BaseException], ExitCode, str], ...] = (
     (RequestRefused, ExitCode.REJECTED, ""),
+    (Unanswered, ExitCode.TIMED_OUT, "magnetar doctor"),
     (TimeoutError, ExitCode.TIMED_OUT, "is a scheduler leading? magnetar doctor"),
     (BadPlace, ExitCode.USAGE, ""),
     (NoSuchPlace, ExitCode.NOT_FOUND, ""),

@@ -61,9 +61,7 @@ class _Unambiguous(yaml.SafeLoader):
         keys = [self.construct_object(key, deep=deep) for key, _ in node.value]  # pyright: ignore[reportUnknownMemberType]
         for key in keys:
             if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} is written twice", node.start_mark
-                )
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is written twice", node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -129,7 +127,7 @@ def _files(path: Path) -> list[Path]:
 def _of_file(path: Path) -> Iterator[Manifest]:
     try:
         # A subclass of the safe loader.
-        documents = list(yaml.load_all(path.read_text(), _Unambiguous))  # noqa: S506
+        documents = list(yaml.load_all(path.read_text(), _Unambiguous))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise BadManifest(f"{path} cannot be read: {' '.join(str(error).split())}") from error
     for number, document in enumerate(documents, 1):

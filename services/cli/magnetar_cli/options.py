@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin
 
 import typer
 from pydantic import ValidationError
@@ -16,10 +16,11 @@ from magnetar_cli.exit_codes import Misused
 
 S = TypeVar("S", bound=BaseSettings)
 
+_COMPOSITE = (tuple, list, set, frozenset, dict)
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*)$")
 
 
-def parameters(cls: type[BaseSettings], *, prefix: str = "") -> list[inspect.Parameter]:
+def parameters(cls: type[BaseSettings], *, prefix: str = "", environment: bool = True) -> list[inspect.Parameter]:
     """Return one keyword parameter for each field, as typer reads them.
 
     None means "not given": then the settings class itself looks into the environment and at its defaults.
@@ -27,9 +28,13 @@ def parameters(cls: type[BaseSettings], *, prefix: str = "") -> list[inspect.Par
     Args:
         cls: the settings.
         prefix: of the flags, so that two classes can be options of one command.
+        environment: whether a variable stands for a flag that is not given.
     """
     said = descriptions(cls)
-    return [_parameter(name, info, cls, prefix, said.get(name, "")) for name, info in cls.model_fields.items()]
+    return [
+        _parameter(name, info, prefix, said.get(name, ""), variable(cls, name) if environment else None)
+        for name, info in cls.model_fields.items()
+    ]
 
 
 def settings_of(cls: type[S], values: Mapping[str, Any], *, prefix: str = "") -> S:
@@ -89,15 +94,13 @@ def descriptions(cls: type) -> dict[str, str]:
     return found
 
 
-def _parameter(name: str, info: FieldInfo, cls: type[BaseSettings], prefix: str, said: str) -> inspect.Parameter:
+def _parameter(name: str, info: FieldInfo, prefix: str, said: str, envvar: str | None) -> inspect.Parameter:
     kind = _plain(info.annotation)
     flag = _flag(prefix, name)
     declared = f"{flag}/--no-{flag.removeprefix('--')}" if kind is bool else flag
     default = info.get_default(call_default_factory=True)
     shown = "" if default in ("", None, (), [], {}) else f" [default: {_shown(default)}]"
-    option = typer.Option(
-        declared, envvar=variable(cls, name), show_default=False, help=f"{said}{shown}".strip() or None
-    )
+    option = typer.Option(declared, envvar=envvar, show_default=False, help=f"{said}{shown}".strip() or None)
     return inspect.Parameter(
         _name(prefix, name),
         inspect.Parameter.KEYWORD_ONLY,
@@ -118,8 +121,8 @@ def _plain(annotation: Any) -> type:
 
 def _parsed(info: FieldInfo, value: Any) -> Any:
     """Text for a list or a mapping is JSON, or (a list) words with commas between them."""
-    kind = get_origin(info.annotation) or info.annotation
-    if not (isinstance(value, str) and isinstance(kind, type) and issubclass(kind, (tuple, list, set, frozenset, dict))):
+    kind: Any = get_origin(info.annotation) or info.annotation
+    if not (isinstance(value, str) and isinstance(kind, type) and issubclass(kind, _COMPOSITE)):
         return value
     if value.lstrip().startswith(("[", "{")):
         try:
@@ -132,7 +135,7 @@ def _parsed(info: FieldInfo, value: Any) -> Any:
 def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
-    return ",".join(map(str, default)) if isinstance(default, (tuple, list)) else str(default)
+    return ",".join(map(str, cast("list[Any]", default))) if isinstance(default, (tuple, list)) else str(default)
 
 
 def _flag(prefix: str, name: str) -> str:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 import yaml
@@ -70,10 +70,15 @@ def table(rows: Sequence[Json], columns: Columns, title: str | None = None) -> T
 def write(value: Any, form: Format) -> None:
     """Write one value as JSON or YAML."""
     if form is Format.YAML:
-        sys.stdout.write(yaml.safe_dump(value, sort_keys=False, allow_unicode=True))
+        sys.stdout.write(to_yaml(value))
     else:
         sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     sys.stdout.flush()
+
+
+def to_yaml(value: Any) -> str:
+    """Return a value as YAML, its fields in their own order."""
+    return cast("str", yaml.safe_dump(value, sort_keys=False, allow_unicode=True))  # pyright: ignore[reportUnknownMemberType]
 
 
 def line(text: str) -> None:

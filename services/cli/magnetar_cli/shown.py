@@ -1,7 +1,6 @@
 """How the state is shown: rows (whole, for JSON and YAML) and the columns of the tables made from them."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from magnetar_cli.output import Columns, Json
 from magnetar_common.render import plain, server_to_dict
@@ -23,11 +22,7 @@ def models(state: State) -> list[Json]:
 
 def replicas(state: State) -> list[Json]:
     """Return every replica of every model, in order of model, version and server."""
-    return [
-        plain(replica)
-        for key in sorted(state.models)
-        for replica in model_status(state.models[key]).replicas
-    ]
+    return [plain(replica) for key in sorted(state.models) for replica in model_status(state.models[key]).replicas]
 
 
 def servers(state: State) -> list[Json]:
@@ -43,7 +38,7 @@ MODELS: Columns = {
     "version": lambda row: row["generation"],
     "available": lambda row: f"{row['available']}/{row['wanted']}",
     "traffic": lambda row: ", ".join(f"v{each['generation']} {each['weight']} %" for each in row["active"]) or "-",
-    "servers": lambda row: ", ".join(sorted({r["server"] for r in row["replicas"] if r["state"] == "Available"})) or "-",
+    "servers": lambda row: ", ".join(r["server"] for r in row["replicas"] if r["state"] == "Available") or "-",
     "reason": lambda row: f"{row['code']}: {row['reason']}".removeprefix(": "),
 }
 
@@ -66,7 +61,7 @@ SERVERS: Columns = {
     "address": lambda row: f"{row['record']['address']['host']}:{row['record']['address']['port']}",
     "models": lambda row: len(row["replicas"]),
     "booked": lambda row: amount(row["booked"]),
-    "free": lambda row: ", ".join(_device(each) for each in _devices(row)) or "-",
+    "free": lambda row: ", ".join(_device(each) for each in row["devices"].values()) or "-",
 }
 
 
@@ -76,12 +71,5 @@ def _runtime(info: Json) -> Iterator[str]:
         yield info["runtime"]["version"]
 
 
-def _devices(row: Json) -> list[Json]:
-    found: Any = row["devices"]
-    return list(found.values()) if isinstance(found, dict) else found
-
-
 def _device(device: Json) -> str:
     return f"{device['uuid']} {device['error'] or amount(device['free'])}"
-
-

@@ -7,11 +7,12 @@ import contextlib
 import os
 import secrets
 import shlex
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
 import psutil
 
@@ -55,11 +56,11 @@ class Plan:
 
 
 class Stack:
-    """Starts everything in order, keeps it running, and stops it in the opposite order. As a context manager it does both.
+    """Starts everything in order, keeps it running, and stops it in the opposite order.
 
     Args:
         plan: what to start.
-        say: is told in one line each thing that is done.
+        say: is told in one line each thing that is done; may be replaced.
     """
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
@@ -67,7 +68,7 @@ class Stack:
         self.mark = os.environ.get(MARK) or secrets.token_hex(8)
         self.services: dict[str, Supervised] = {}
         self.agents: dict[str, Supervised] = {}
-        self._say = say
+        self.say = say
         self._broker: RunningBroker | None = None
         self._data = plan.data.absolute()
 
@@ -94,29 +95,29 @@ class Stack:
         """Services and agents by name, in the order in which they were started."""
         return {**self.services, **self.agents}
 
-    def start(self) -> None:
-        """Start everything, and return when each part says that it is ready.
+    def start(self, stopping: threading.Event | None = None) -> None:
+        """Start everything, and return when each part says that it is ready, or when ``stopping`` is set.
 
         Raises:
-            CommandError: a part did not become ready; its last lines are in the message.
+            CommandError: a part did not become ready; its last line is in the message.
             BrokerError: the broker cannot be had, or does not start.
             EnvironmentUnavailable: the inference server cannot be had.
         """
         self._data.mkdir(parents=True, exist_ok=True)
         if self.plan.kind != "process":
-            environments.ensure(self.plan.kind, say=self._say)
+            environments.ensure(self.plan.kind, say=self.say)
         os.environ[MARK] = self.mark  # inherited by all that is started from here, down to the inference servers
         start = embedded.start if self.plan.broker == "embedded" else jvm.start
         self._broker = start(self._data / "broker")
-        self._say(f"broker ({self.plan.broker}) on {self._broker.service_url}")
+        self.say(f"broker ({self.plan.broker}) on {self._broker.service_url}")
         settings = self.bus_settings
         if settings.admin_url:
             with Admin(settings) as admin:
                 topic_policies.apply(admin)
-            self._say("topics and their policies")
+            self.say("topics and their policies")
         for name, service, variables in self._planned():
             self._start(name, service, variables)
-        self._wait_ready()
+        self._wait_ready(stopping or threading.Event())
 
     def kill_agent(self, name: str) -> list[int]:
         """Kill an agent and its inference server with SIGKILL, together and for good; return whom."""
@@ -149,17 +150,6 @@ class Stack:
     def survivors(self) -> list[str]:
         """Return the processes of this stack that run now (``pid command``), this one left out; after a stop: none."""
         return [f"{process.pid} {shlex.join(process.cmdline())}" for process in marked(self.mark)]
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
 
     def _planned(self) -> Iterator[tuple[str, str, Mapping[str, str]]]:
         yield "scheduler", "scheduler", {}
@@ -199,14 +189,16 @@ class Stack:
     def _shared(self) -> dict[str, str]:
         return {f"MAGNETAR_PULSAR_{name.upper()}": str(value) for name, value in self.bus_settings.model_dump().items()}
 
-    def _wait_ready(self) -> None:
+    def _wait_ready(self, stopping: threading.Event) -> None:
         deadline = time.monotonic() + _READY_S
         for name, part in self.everything.items():
             while not part.is_ready():
-                if time.monotonic() > deadline or part.restarts > 2:  # noqa: PLR2004 - one accident is none
-                    raise CommandError(f"{name} did not become ready: {_last_words(part.tail())}", hint=f"see {part.log}")
-                time.sleep(_POLL_S)
-            self._say(f"{name} on {part.url}")
+                if time.monotonic() > deadline or part.restarts > 2:
+                    said = _last_words(part.tail())
+                    raise CommandError(f"{name} did not become ready: {said}", hint=f"see {part.log}")
+                if stopping.wait(_POLL_S):
+                    return
+            self.say(f"{name} on {part.url}")
 
 
 _PORT_FIELD = {"projector": "HTTP_PORT"}

@@ -224,7 +224,7 @@ class ReadModel:
                 (after, last, _PAGE),
             )
             for _, *place, schema, payload in rows:
-                yield LogRecord(ENTRY.decode_trusted(payload, schema), MessageId(*place))
+                yield LogRecord(ENTRY.decode_trusted(payload, schema), MessageId(*place), payload, schema)
             if len(rows) < _PAGE:
                 return
             after = rows[-1][0]
@@ -338,7 +338,7 @@ class _Batch:
                     *(entry.position, place.ledger, place.entry, place.batch),
                     *(entry.id, entry.term, entry.at, entry.wall),
                     *(source.kind, source.topic, source.message_id, source.key),
-                    *(ENTRY.fingerprint, ENTRY.encode(entry)),
+                    *(record.fingerprint, record.payload),
                 )
             )
             for index, fact in enumerate(entry.facts):

@@ -85,15 +85,20 @@ class Leader:
         mandate: the held log and the state at its end.
         cluster: Magnetar cluster that is led.
         identity: of this process.
+        resolve: names an input's writer's schema where the message does not (on a pump's thread; it may block, and
+            raise ``BusUnavailable``).
     """
 
-    def __init__(self, mandate: Mandate, cluster: str, identity: str) -> None:
+    def __init__(
+        self, mandate: Mandate, cluster: str, identity: str, resolve: Callable[[Message], Message] = lambda message: message
+    ) -> None:
         self._bus: Bus = mandate.bus
         self._producer = mandate.producer
         self.state: State = mandate.state
         self.term = self.state.term + 1
         self._cluster = cluster
         self._identity = identity
+        self._resolve = resolve
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._appender = Appender(mandate.producer, lambda: self._inbox.put(_ACKNOWLEDGED))
         self._handled = dict(self.state.handled)
@@ -194,6 +199,7 @@ class Leader:
 
     def _take(self, message: Message) -> None:
         """Queue an input (on a pump's thread); waits while too many are queued."""
+        message = self._resolve(message)
         while self._inbox.qsize() > BACKLOG:
             time.sleep(0.002)
         self._inbox.put(message)

@@ -14,6 +14,7 @@ from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.metrics import LEADER, LOG_POSITION, TERM
 from magnetar_common.ops import Health, OpsServer, configure_logging
 from magnetar_common.registrar import Registrar
+from magnetar_common.schema_registry import SchemaRegistry
 from magnetar_common.settings import BusSettings
 from magnetar_common.state import State
 from magnetar_events import ServiceRecord
@@ -107,7 +108,9 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
     mandate = Challenger(lambda: buses.connect(bus_settings), stopping, folded).run()
     if mandate is None:
         return
-    leader = Leader(mandate, settings.cluster, identity)
+    registry = SchemaRegistry(bus_settings)
+    life.on_stop("schema registry", registry.close)
+    leader = Leader(mandate, settings.cluster, identity, registry.resolve)
     life.on_stop("leader", leader.close)
     leader.start()
     loop.leading = True

@@ -111,8 +111,6 @@ def _try(
 
 def _class_rule(kind: ServerClass, spec: ModelSpec) -> str:
     """Return the rule by which a whole class is turned down, or an empty string."""
-    if spec.server and kind.server != spec.server:
-        return "server"
     if spec.runtime.kind and kind.runtime != spec.runtime.kind:
         return "runtime"
     if not kind.capabilities.issuperset(spec.requirements):
@@ -127,35 +125,47 @@ def _server_rule(
 ) -> str | tuple[float, tuple[Booking, ...]]:
     """Return the rule by which a schedulable server is turned down, or (slack from 0 to 1, what to reserve)."""
     spec, info = version.spec, server.info
+    if spec.server and info.server != spec.server:
+        return "server"
     if (version.generation, server.key) in model.replicas:
         return "beside"
     if server.key in version.places:
         return "failed-here"
     if info.max_models and len(server.replicas) + draft.placed.get(server.key, 0) >= info.max_models:
         return "max-models"
-    wanted = max(1, spec.devices)
     if info.memory_bytes:
         promised = info.memory_bytes * (100 + info.over_commit_percent) // 100
-        if server.booked + draft.bytes.get(server.key, 0) + wanted * spec.memory > promised:
+        if server.booked + draft.bytes.get(server.key, 0) + max(1, spec.devices) * spec.memory > promised:
             return "memory-limit"
-    devices = _devices(server, spec)
-    if len(devices) < wanted:
+    if spec.devices:
+        return _accelerators(draft, server, spec)
+    host = server.devices.get(HOST_MEMORY)
+    if host is None or host.error:
         return "devices"
-    usable = [d for d in devices if d.kind == "cpu" or d.utilisation < draft.policy.utilisation_limit]
-    if len(usable) < wanted:
-        return "busy"
-    rooms = sorted((room, d.uuid, d.total) for d in usable if (room := room_on(draft, server, d)) >= spec.memory)
-    if len(rooms) < wanted:
+    room = room_on(draft, server, host)
+    if room < spec.memory:
         return "memory"
-    chosen = rooms[:wanted]
+    return (room - spec.memory) / (host.total or 1), (Booking(HOST_MEMORY, spec.memory),)
+
+
+def _accelerators(draft: Draft, server: Server, spec: ModelSpec) -> str | tuple[float, tuple[Booking, ...]]:
+    """Choose the devices on which a replica fits most tightly: all that it spans, or none."""
+    devices = _devices(server, spec)
+    if len(devices) < spec.devices:
+        return "devices"
+    idle = [device for device in devices if device.utilisation < draft.policy.utilisation_limit]
+    if len(idle) < spec.devices:
+        return "busy"
+    rooms = sorted((room, d.uuid, d.total) for d in idle if (room := room_on(draft, server, d)) >= spec.memory)
+    if len(rooms) < spec.devices:
+        return "memory"
+    chosen = rooms[: spec.devices]
     slack = max((room - spec.memory) / (total or 1) for room, _, total in chosen)
     return slack, tuple(Booking(uuid, spec.memory) for _, uuid, _ in chosen)
 
 
 def _devices(server: Server, spec: ModelSpec) -> list[Device]:
-    if not spec.devices:
-        host = server.devices.get(HOST_MEMORY)
-        return [host] if host is not None and not host.error else []
+    """Return the accelerators that a replica may be placed on; a GPU split into MIG instances is none."""
     parents = {device.parent for device in server.devices.values() if device.parent}
     return [
         device
@@ -172,13 +182,14 @@ def room_on(draft: Draft, server: Server, device: Device) -> int:
 
     What is booked counts whether or not a reading shows it yet; what strangers took shows in the reading.
     """
-    key = (server.info.host, device.uuid)
+    info, state = server.info, draft.state
+    key = (info.host, device.uuid)
     more = draft.reserved.get(key, 0)
-    promised = device.total * (100 + server.info.over_commit_percent) // 100
-    room = promised - draft.state.booked.get(key, 0) - more
-    if server.info.over_commit_percent:
-        return room
-    return min(room, min(device.free, device.largest_free) - draft.state.arriving.get(key, 0) - more)
+    if info.over_commit_percent:
+        return device.total * (100 + info.over_commit_percent) // 100 - state.booked.get(key, 0) - more
+    unpromised = device.total - state.booked.get(key, 0)
+    untaken = min(device.free, device.largest_free) - state.arriving.get(key, 0)
+    return min(unpromised, untaken) - more
 
 
 def rule_against(draft: Draft, model: Model, version: Version, server: Server) -> str:

@@ -50,9 +50,11 @@ class Watch:
             heard_of(key, record, message.id if message is not None and record is not None else None)
 
         self.view.for_each_and_listen(tell)
+        self._interruptions = 0
         for server in state.servers.values():  # of before our time: their leases start afresh
-            if not server.lost:
-                self.leases.observe(server.record.instance_id, MessageId(-1, -1), now)
+            (self.leases.bury if server.lost else self.leases.observe)(
+                server.record.instance_id, MessageId(-1, -1), now
+            )
 
     def hear(self, key: str, record: ServiceRecord | None, message_id: MessageId | None, now: float) -> Input | None:
         """Take note of a record or its absence; return the input that it is to the decider, if any."""
@@ -76,6 +78,9 @@ class Watch:
         """Return who lapsed and whose readings are stale; call at least twice a second."""
         state, leases = self._state, self.leases
         leases.policy = state.policy
+        if self._interruptions != self.view.interruptions:
+            self._interruptions = self.view.interruptions
+            leases.restart_all(now)
         leases.tick(now)
         self._probe.tick(now)
         by_instance = {server.record.instance_id: server for server in state.servers.values()}

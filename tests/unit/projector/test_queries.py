@@ -15,7 +15,7 @@ from magnetar_projector.narrative import concerns, narrate
 from magnetar_projector.places import BadPlace, NoSuchPlace, Place, parse_place, until
 from magnetar_projector.queries import Queries
 from magnetar_projector.read_model import MEMORY, ReadModel
-from tests.support.logs import busy_world, entry
+from tests.support.logs import busy_world, entry, logged
 from tests.support.world import World, spec
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -45,7 +45,7 @@ def world() -> World:
 
 @pytest.fixture(scope="module")
 def log(world: World) -> list[LogRecord]:
-    return [LogRecord(each, place_of(each.position)) for each in world.log]
+    return [logged(each, place_of(each.position)) for each in world.log]
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ def test_history_says_who_when_why_and_what_changed() -> None:
     world.scale(3)
     world.undeploy()
     world.deploy()
-    history = queries_of([LogRecord(each, place_of(each.position)) for each in world.log]).history("default/iris")
+    history = queries_of([logged(each, place_of(each.position)) for each in world.log]).history("default/iris")
 
     assert [(c.kind, c.generation) for c in history] == [
         ("deployed", 1),
@@ -221,6 +221,6 @@ def test_log_is_filtered(world: World, queries: Queries) -> None:
 
 def test_an_entry_without_facts_is_in_the_log() -> None:
     """It is shown where nothing is asked for, and nowhere else."""
-    queries = queries_of([LogRecord(entry(0), MessageId(0, 0))])
+    queries = queries_of([logged(entry(0), MessageId(0, 0))])
     assert [e["facts"] for e in queries.log()] == [[]]
     assert queries.log(kind="LeaderElected") == []

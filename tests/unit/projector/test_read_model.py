@@ -17,8 +17,9 @@ from magnetar_common.status import model_status
 from magnetar_events import facts as f
 from magnetar_projector import read_model as module
 from magnetar_projector.read_model import MEMORY, ReadModel, ReadModelBroken
-from tests.support.logs import barrier, busy_world, entry
+from tests.support.logs import barrier, busy_world, entry, logged
 from tests.support.world import World
+from tests.support.world import record as service_record
 
 TABLES = ("checkpoint", "entries", "facts", "mentions", "models", "replicas", "servers")
 
@@ -29,7 +30,7 @@ def world() -> World:
 
 
 def records(world: World) -> list[LogRecord]:
-    return [LogRecord(each, MessageId(0, each.position)) for each in world.log]
+    return [logged(each, MessageId(0, each.position)) for each in world.log]
 
 
 def contents(model: ReadModel) -> dict[str, list[tuple[object, ...]]]:
@@ -118,6 +119,21 @@ class ReadModelContract:
                 key: {**server_to_dict(each), "schedulable": each.schedulable} for key, each in state.servers.items()
             }
 
+    def test_a_draining_server_shows_at_its_replicas(self, model: ReadModel) -> None:
+        """A fact about a whole server changes the rows of what is on it, though it names none of it."""
+        world = World()
+        world.join("a")
+        world.deploy()
+        world.answer()
+        project(model, records(world), batch=10)
+        world.registry(service_record("a", status="DRAINING", digest=world.state.servers["local/a/0"].digest))
+        state = model.refold()
+        assert model.project(state, records(world)[state.position + 1])
+        model.commit(state)
+        assert state.models["default/iris"].replicas[1, "local/a/0"].draining
+        ((text,),) = model.query("SELECT json FROM replicas")
+        assert json.loads(text) == plain(state.models["default/iris"].replicas[1, "local/a/0"])
+
     def test_tables_do_not_depend_on_batches(self, model: ReadModel, world: World) -> None:
         """One transaction for everything and one for each entry end in the same tables."""
         project(model, records(world), batch=1000)
@@ -147,7 +163,7 @@ class ReadModelContract:
         state = project(model, log, batch=10)
         before, was = contents(model), state_digest(state)
         assert not model.project(state, log[-1])
-        assert not model.project(state, LogRecord(barrier(), MessageId(1, 0)))
+        assert not model.project(state, logged(barrier(), MessageId(1, 0)))
         model.commit(state)
         assert (contents(model), state_digest(state)) == (before, was)
 
@@ -157,7 +173,7 @@ class ReadModelContract:
         before = contents(model)
         for bad, error in ((entry(6), LogHole), (entry(4, name="other"), LogFork)):
             with pytest.raises(error):
-                model.project(state, LogRecord(bad, MessageId(0, 9)))
+                model.project(state, logged(bad, MessageId(0, 9)))
         assert model.pending == 0
         model.commit(state)
         assert (contents(model), state) == (before, world.replayed(4))

@@ -10,9 +10,7 @@ nowhere else. Measured with pulsar-client 3.13.0; every choice below that looks 
 # pyright: reportUnknownLambdaType=false, reportMissingModuleSource=false
 
 import os
-import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -24,11 +22,11 @@ import structlog
 from pulsar.schema import BytesSchema
 
 from magnetar_common.bus.base import EARLIEST, LATEST, Message, MessageId, SendCallback
+from magnetar_common.bus.identity import read_cluster_id
 from magnetar_common.bus.lock import TopicLock
 from magnetar_common.bus.results import error_of, retrying
 from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, SendTimedOut, TopicHeld
 from magnetar_common.settings import BusSettings
-from magnetar_common.topics import CLUSTER_ID
 
 BATCHING_MS = 1
 MAX_PENDING = 10_000
@@ -68,15 +66,9 @@ class PulsarBus:
         )
 
     def cluster_id(self) -> str:
-        """Return the identity of the cluster's data, made up on the first call ever.
-
-        It is the first message of a topic of its own: if two ask at once, the broker's order decides.
-
-        Raises:
-            BusUnavailable: the broker could not be asked in time.
-        """
+        """Return the identity of the cluster's data; see :mod:`magnetar_common.bus.identity`."""
         if not self._cluster_id:
-            self._cluster_id = self._read_cluster_id()
+            self._cluster_id = read_cluster_id(self, self._settings.operation_timeout_s)
         return self._cluster_id
 
     def producer(
@@ -173,24 +165,6 @@ class PulsarBus:
                 raise error_of(_name(error), what) from error
 
         return retrying(self._settings.operation_timeout_s)(once)
-
-    def _read_cluster_id(self) -> str:
-        deadline = time.monotonic() + self._settings.operation_timeout_s
-        reader = self.reader(CLUSTER_ID.name, name="cluster-id")
-        try:
-            proposed = False
-            while time.monotonic() < deadline:
-                first = reader.read(0.1)
-                if first is not None:
-                    return first.payload.decode()
-                if not proposed and reader.at_end():
-                    producer = self.producer(CLUSTER_ID.name, name="cluster-id")
-                    producer.send(f"{self.kind}-{uuid.uuid4().hex}".encode())
-                    producer.close()
-                    proposed = True
-        finally:
-            reader.close()
-        raise BusUnavailable(f"{CLUSTER_ID.name} could not be read within {self._settings.operation_timeout_s} s")
 
 
 class PulsarProducer:
@@ -311,7 +285,10 @@ class PulsarReader:
             except pulsar.PulsarException as error:
                 raise BusUnavailable(f"{self.topic}: reading failed: {_name(error)}") from error
             place = _our_id(native.message_id())
-            if place > self._after:  # the broker starts at the entry, which may hold a batch that was read in part
+            # The broker starts at an entry, whose batch may have been read in part; and pulsar-lite hands a reader that
+            # opens while somebody writes the same messages two or three times, going back by up to twenty.
+            if place > self._after:
+                self._after = place
                 return _our_message(self.topic, place, native)
 
     def at_end(self) -> bool:
@@ -338,7 +315,6 @@ class PulsarAnchor:
     def __init__(self, native: pulsar.Consumer | None, topic: str) -> None:
         self._native: Any = native
         self._topic = topic
-        self._lock = threading.Lock()
 
     def advance(self, to: MessageId) -> None:
         """Let go of everything before `to`'s entry (a whole entry at a time: one message of a batch keeps it)."""
@@ -352,8 +328,7 @@ class PulsarAnchor:
 
     def close(self) -> None:
         """Close the connection; the subscription stays."""
-        with self._lock:
-            native, self._native = self._native, None
+        native, self._native = self._native, None
         if native is not None:
             _close(native, f"subscription on {self._topic}")
 

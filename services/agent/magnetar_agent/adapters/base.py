@@ -103,8 +103,8 @@ class IndexState(StrEnum):
 class IndexEntry:
     """One model in the server's index.
 
-    `UNAVAILABLE` means that it holds no memory: not loaded, or its load failed (Triton then gives a reason). `UNKNOWN`
-    is MLServer's word for a model that is registered and not ready: loading, or its runtime said no; it may hold memory.
+    `UNAVAILABLE` means that it holds no memory: not loaded, or its load failed (Triton then gives a reason).
+    `UNKNOWN` is MLServer's word for registered but not ready: loading, or its runtime said no; it may hold memory.
     """
 
     state: IndexState

@@ -156,8 +156,12 @@ class RepositoryAdapter(abc.ABC):
             raise ServerUnreachable(
                 f"{self._base_url} answered its index with {answer.status_code}: {answer.text[:300]}"
             )
+        try:
+            rows = cast("list[dict[str, Any]]", answer.json())
+        except ValueError as error:
+            raise ServerUnreachable(f"{self._base_url} answered its index with what is no JSON: {error}") from error
         entries: dict[str, IndexEntry] = {}
-        for row in cast("list[dict[str, Any]]", answer.json()):
+        for row in rows:
             # Triton lists a model never loaded without a state, and one row a version: any version that lives keeps
             # the name.
             entry = IndexEntry(_state(str(row.get("state") or "UNAVAILABLE")), str(row.get("reason") or ""))

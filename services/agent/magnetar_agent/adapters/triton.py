@@ -22,6 +22,9 @@ _BACKENDS = (
     ("tensorflow", "tensorflow", "model.savedmodel"),
 )
 
+BACKENDS = tuple(requirement for requirement, _, _ in _BACKENDS)
+"""Requirements that Triton can serve with the right backend."""
+
 
 def installed_backends(folder: Path) -> tuple[str, ...]:
     """Return the requirements that the backends in this `--backend-directory` can serve, sorted."""
@@ -48,7 +51,7 @@ class TritonAdapter(RepositoryAdapter):
         base_url: str,
         repository: Path,
         *,
-        backends: tuple[str, ...] = tuple(requirement for requirement, _, _ in _BACKENDS),
+        backends: tuple[str, ...] = BACKENDS,
         gpus: Sequence[str] = (),
         limits: Limits | None = None,
         diagnose: Callable[[], str] | None = None,

@@ -1,0 +1,188 @@
+"""``magnetar model …``."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from magnetar_cli import manifests, shown
+from magnetar_cli.asking import Generation, Reason, Seconds, Wait, answered, asking, send
+from magnetar_cli.commands.apply import File
+from magnetar_cli.connection import connected, following
+from magnetar_cli.exit_codes import Misused, NotFound
+from magnetar_cli.output import Columns, Format, Json, Output, note, show, stdout, table, write
+from magnetar_cli.waiting import TERMINATED, parse_state, wait_for
+from magnetar_common.client import Handle, Magnetar
+from magnetar_common.errors import BusUnavailable
+from magnetar_common.inference import InferenceClient, Routes
+from magnetar_common.log import LogRecord
+from magnetar_common.render import plain
+from magnetar_events.requests import DeployModel
+from magnetar_projector.history import history_of
+from magnetar_projector.places import time_of
+
+app = typer.Typer(help="Models: want them, see them, use them.", no_args_is_help=True)
+
+Named = Annotated[str, typer.Argument(metavar="NAME", help="name, or tenant/name")]
+
+DEFAULT_TENANT = "default"
+_ROUTES_S = 10.0
+_EXAMPLE = """for example '{"inputs": [...]}', or @request.json"""
+
+
+def key_of(name: str) -> str:
+    """Return a model's key."""
+    return name if "/" in name else f"{DEFAULT_TENANT}/{name}"
+
+
+@app.command()
+def load(
+    file: File,
+    *,
+    reason: Reason = "",
+    expected: Generation = None,
+    wait: Wait = "",
+    timeout: Seconds = 120.0,
+    output: Output = Format.TABLE,
+) -> None:
+    """Want the models of a manifest."""
+    wanted = manifests.read(file)
+    for manifest in wanted:
+        if not isinstance(manifest.request, DeployModel):
+            raise Misused(f"{manifest.source}: is not a Model", f"magnetar apply -f {file}")
+    with connected() as bus:
+        send(bus, wanted, output, reason=reason, wait=wait, seconds=timeout, expected=expected)
+
+
+@app.command()
+def unload(
+    name: Named,
+    *,
+    reason: Reason = "",
+    expected: Generation = None,
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until nothing of it is left.")] = False,
+    timeout: Seconds = 120.0,
+) -> None:
+    """No longer want a model: unroute, unload everywhere, forget."""
+    key = key_of(name)
+    tenant, _, bare = key.partition("/")
+    _change(key, lambda m: m.undeploy(bare, tenant=tenant, reason=reason, expected_generation=expected))
+    note(f"{key} is no longer wanted")
+    if wait:
+        with following() as log:
+            wait_for(log, key, TERMINATED, timeout)
+
+
+@app.command()
+def scale(
+    name: Named,
+    replicas: Annotated[int, typer.Argument(min=0, max=1000)],
+    *,
+    reason: Reason = "",
+    expected: Generation = None,
+    wait: Wait = "",
+    timeout: Seconds = 120.0,
+) -> None:
+    """Want another number of replicas."""
+    key = key_of(name)
+    wanted = parse_state(wait) if wait else ""
+    tenant, _, bare = key.partition("/")
+    _change(key, lambda m: m.scale(bare, replicas, tenant=tenant, reason=reason, expected_generation=expected))
+    note(f"{key} is to have {replicas} replicas")
+    if wanted:
+        with following() as log:
+            wait_for(log, key, wanted, timeout)
+
+
+@app.command("list")
+def list_(*, output: Output = Format.TABLE) -> None:
+    """Show every model."""
+    with following() as log:
+        show(shown.models(log.catch_up()), shown.MODELS, output, nothing="there are no models")
+
+
+@app.command()
+def status(name: Named, *, wait: Wait = "", timeout: Seconds = 60.0, output: Output = Format.TABLE) -> None:
+    """Show one model with its replicas, perhaps after waiting for a state."""
+    key = key_of(name)
+    wanted = parse_state(wait) if wait else ""
+    with following() as log:
+        if wanted:
+            wait_for(log, key, wanted, timeout)
+            if wanted == TERMINATED:
+                note(f"there is no model {key}")
+                return
+        row = shown.model_row(log.model(key))
+    if output is not Format.TABLE:
+        write(row, output)
+        return
+    stdout().print(table([row], shown.MODELS))
+    if row["replicas"]:
+        stdout().print(table(row["replicas"], shown.REPLICAS, "\nreplicas"))
+
+
+@app.command()
+def infer(
+    name: Named,
+    payload: Annotated[
+        str, typer.Argument(help="Open Inference Protocol request: JSON, @FILE, or - (standard input).")
+    ],
+    *,
+    timeout: Seconds = 30.0,
+) -> None:
+    """Send an inference request to a replica that the route table names, and show the answer."""
+    body = _payload(payload)
+    with connected() as bus, Routes(bus) as routes, InferenceClient(routes) as client:
+        if not routes.wait_ready(_ROUTES_S):
+            raise BusUnavailable(f"the routes were not read within {_ROUTES_S:g} s")
+        answer = client.infer(key_of(name), body, timeout=timeout)
+    note(f"version {answer.generation}, from {answer.server}")
+    write(answer.json, Format.JSON)
+
+
+@app.command()
+def history(name: Named, *, output: Output = Format.TABLE) -> None:
+    """Show what was asked of a model: by whom, when, why, and what each wish changed."""
+    key = key_of(name)
+    records: list[LogRecord] = []
+    with following() as log:
+        records.extend(log.records())
+    rows: list[Json] = [{**plain(change), "time": time_of(change.wall)} for change in history_of(key, records)]
+    if not rows:
+        raise NotFound(f"there was never a model {key}", "magnetar model list")
+    show(rows, _HISTORY, output)
+
+
+_HISTORY: Columns = {
+    "position": lambda row: row["position"],
+    "time": lambda row: row["time"],
+    "what": lambda row: row["kind"],
+    "version": lambda row: row["generation"],
+    "who": lambda row: f"{row['actor'] or row['authtype'] or '-'} ({row['source']})",
+    "reason": lambda row: row["reason"],
+    "changes": lambda row: "; ".join(f"{d['field']}: {d['before']} → {d['after']}" for d in row["differences"]),
+}
+
+
+def _change(key: str, ask: Callable[[Magnetar], Handle]) -> None:
+    with connected() as bus, asking(bus) as magnetar:
+        answered(key, lambda: ask(magnetar))
+
+
+def _payload(text: str) -> dict[str, Any]:
+    try:
+        if text == "-":
+            text = sys.stdin.read()
+        elif text.startswith("@"):
+            text = Path(text[1:]).read_text()
+        body: Any = json.loads(text)
+    except OSError as error:
+        raise Misused(f"{text[1:]} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise Misused(f"the payload is not JSON: {error}", _EXAMPLE) from error
+    if not isinstance(body, dict):
+        raise Misused("the payload must be a JSON object", _EXAMPLE)
+    return cast("dict[str, Any]", body)

@@ -1,0 +1,67 @@
+"""``magnetar replay``."""
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from magnetar_cli import shown
+from magnetar_cli.connection import connected
+from magnetar_cli.exit_codes import NotFound
+from magnetar_cli.output import STDERR, Format, Output, note, stdout, table, write
+from magnetar_common.bus import Bus
+from magnetar_common.log import LogRecord
+from magnetar_common.log import replay as replayed
+from magnetar_common.render import state_digest, state_to_dict
+from magnetar_common.state import State
+from magnetar_projector.places import parse_place, time_of, until
+
+
+def replay(
+    *,
+    at: Annotated[
+        str, typer.Option("--at", metavar="POSITION|TIME|MESSAGE_ID", help="Up to and including this; by default, all.")
+    ] = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """Rebuild the whole state from the log alone, as it was at a moment."""
+    with connected() as bus:
+        state = state_at(bus, at)
+    if output is not Format.TABLE:
+        write({"position": state.position, "digest": state_digest(state), "state": state_to_dict(state)}, output)
+        return
+    note(f"position {state.position}, {time_of(state.wall)}, term {state.term}, led by {state.leader or 'nobody'}")
+    tables = (
+        (shown.models(state), shown.MODELS, "models"),
+        (shown.replicas(state), shown.REPLICAS, "replicas"),
+        (shown.servers(state), shown.SERVERS, "servers"),
+    )
+    for rows, columns, title in tables:
+        if rows:
+            stdout().print(table(rows, columns, title), end="\n\n")
+
+
+def state_at(bus: Bus, at: str) -> State:
+    """Return the state at a place as people name it; empty = the end.
+
+    Raises:
+        BadPlace: it is none.
+        NotFound: the log does not hold it.
+    """
+    place = parse_place(at) if at else None
+    last: list[LogRecord] = []
+
+    def remember(record: LogRecord) -> None:
+        last[:] = [record]
+
+    with STDERR.status("replaying the log"):
+        state = replayed(bus, until(place) if place is not None else None, remember)
+    if not last:
+        raise NotFound("the log is empty" if place is None else f"the log begins after {at}")
+    end = last[0]
+    beyond = end.entry.position < place if isinstance(place, int) else False
+    if place is not None and not isinstance(place, (int, datetime)):
+        beyond = end.message_id < place
+    if beyond:
+        raise NotFound(f"the log does not hold {at}; it ends at position {end.entry.position} ({end.message_id})")
+    return state

@@ -1,0 +1,97 @@
+"""``magnetar up``."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from magnetar_cli import contexts, shown
+from magnetar_cli.connection import Following
+from magnetar_cli.output import STDERR, Columns, Json, note, table
+from magnetar_cli.stack import BrokerChoice, Plan, ServerKind, Stack
+from magnetar_common.bus import connect
+from magnetar_common.lifecycle import Lifecycle
+
+CONTEXT_NAME = "up"
+"""The context that commands use to reach it."""
+
+_LOOK_S = 1.0
+
+Agents = Annotated[int, typer.Option(min=0, max=64, help="How many agents, each with an inference server of its own.")]
+Kind = Annotated[ServerKind, typer.Option(help="Kind of inference server.")]
+Broker = Annotated[BrokerChoice, typer.Option(help="pulsar-lite (one scheduler, no Java), or a real Pulsar on a JVM.")]
+Data = Annotated[Path | None, typer.Option(help="Folder for everything; it is gone on with if it is there.")]
+
+
+def up(
+    *,
+    agents: Agents = 3,
+    kind: Kind = "mlserver",
+    broker: Broker = "embedded",
+    data: Data = None,
+    process_command: Annotated[str, typer.Option(help="For --kind process: what starts one model's server.")] = "",
+) -> None:
+    """Start everything on this machine, and keep it running until Ctrl-C."""
+    plan = Plan(data or Path(tempfile.gettempdir()) / "magnetar-up", agents, kind, broker, process_command)
+    with Lifecycle() as life:
+        stack = Stack(plan, note)
+        life.on_stop("stack", stack.stop)
+        stack.start(life.stopping)
+        before = contexts.load().current
+        contexts.put(CONTEXT_NAME, stack.context, use=True)
+        life.on_stop("context", lambda: _leave(before))
+        note(f"commands reach it through the context {CONTEXT_NAME!r}, in use now: magnetar model list")
+        note(f"logs are in {plan.data / 'logs'}; Ctrl-C stops everything")
+        _watch(stack, life)
+        note("stopping")
+    raise typer.Exit(life.exit_code)
+
+
+def _leave(before: str) -> None:
+    """Use the context again that was in use before, unless somebody chose another meanwhile."""
+    known = contexts.load()
+    if known.current == CONTEXT_NAME:
+        contexts.save(known.model_copy(update={"current": before if before in known.contexts else ""}))
+
+
+def _watch(stack: Stack, life: Lifecycle) -> None:
+    """Show how everything is, until it is to end. Where nobody looks, say only what changes."""
+    bus = connect(stack.bus_settings)
+    log = Following(bus)
+    restarts = dict.fromkeys(stack.everything, 0)
+    try:
+        with Live(console=STDERR, refresh_per_second=4, transient=True) as live:
+            while not life.wait(_LOOK_S):
+                for name, part in stack.everything.items():
+                    if part.restarts > restarts[name]:
+                        restarts[name] = part.restarts
+                        live.console.print(f"{name} ended with {part.last_exit} and was started again; see {part.log}")
+                if STDERR.is_terminal:
+                    live.update(_picture(stack, log))
+    finally:
+        log.close()
+        bus.close()
+
+
+_PARTS: Columns = {
+    "service": lambda row: row["service"],
+    "pid": lambda row: row["pid"],
+    "url": lambda row: row["url"],
+    "restarts": lambda row: row["restarts"],
+}
+
+
+def _picture(stack: Stack, log: Following) -> Group:
+    state = log.catch_up()
+    parts: list[Json] = [
+        {"service": name, "pid": part.pid or "-", "url": part.url, "restarts": part.restarts}
+        for name, part in stack.everything.items()
+    ]
+    shows = [table(parts, _PARTS), Text()]
+    shows += [table(shown.servers(state), shown.SERVERS), Text()] if state.servers else []
+    shows += [table(shown.models(state), shown.MODELS)] if state.models else [Text("no models; magnetar apply -f FILE")]
+    return Group(*shows, Text(f"position {state.position}, term {state.term}", style="dim"))
