@@ -25,9 +25,7 @@ def of_report(event: AgentEvent) -> dict[str, str]:
     """Return the properties of a report on ``agent-events``: its source is one life of an agent."""
     source = f"{event.server_key}/{event.incarnation}"
     subject = getattr(event.report, "model", "") or event.server_key
-    return _properties(
-        "agent-events", str(event.number), source, event.report, event.time, subject, event.traceparent
-    )
+    return _properties("agent-events", str(event.number), source, event.report, event.time, subject, event.traceparent)
 
 
 def _properties(

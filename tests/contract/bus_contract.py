@@ -156,6 +156,27 @@ class BusContract:
         for index, message in enumerate(everything):
             assert read_all(bus.reader(topic, message.id)) == everything[index + 1 :]
 
+    def test_a_reader_opened_while_somebody_writes_sees_each_message_once(self, bus: Bus, topic: str) -> None:
+        """Readers that open in the middle of a stream get every message, once, in order."""
+        producer, stop = bus.producer(topic), threading.Event()
+
+        def stream() -> None:
+            for n in range(5_000):
+                if stop.is_set():
+                    return
+                producer.send(f"{n}".encode())
+
+        writer = threading.Thread(target=stream)
+        writer.start()
+        try:
+            for _ in range(5):
+                reader = bus.reader(topic)
+                assert [read_one(reader).payload for _ in range(100)] == [f"{n}".encode() for n in range(100)]
+                reader.close()
+        finally:
+            stop.set()
+            writer.join()
+
     def test_ids_survive_text(self, bus: Bus, topic: str) -> None:
         """An id written into an entry and read back is a place to resume from."""
         producer = bus.producer(topic)

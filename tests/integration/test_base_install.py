@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from magnetar_common.brokers import RunningBroker
 from magnetar_common.brokers.jars import default_cache, exclusively
 from magnetar_common.bus import connect
 from magnetar_common.settings import BusSettings
-
 from tests.support.leading import Led, leading
 
 ROOT = Path(__file__).parent.parent.parent
@@ -101,8 +101,6 @@ def test_a_base_install_publishes_and_follows(
     base_python: Path, led: Led, own_embedded_broker: RunningBroker, tmp_path: Path
 ) -> None:
     """DeployModel to accepted, and a rejection with its code and field, with the base's dependencies alone."""
-    said = run(
-        base_python, "-I", "-c", PROGRAM, own_embedded_broker.service_url, cwd=tmp_path, timeout=PROGRAM_SECONDS
-    )
+    said = run(base_python, "-I", "-c", PROGRAM, own_embedded_broker.service_url, cwd=tmp_path, timeout=PROGRAM_SECONDS)
     assert said.splitlines() == ["1 ScheduleFailed", "NOT_FOUND event.name"]
     assert "default/iris" in led.state.models

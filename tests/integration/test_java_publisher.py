@@ -9,12 +9,16 @@ from typing import Any
 
 import fastavro
 import pytest
+
 from magnetar_common.admin import Admin
 from magnetar_common.brokers import BrokerUnavailable, RunningBroker
 from magnetar_common.brokers.jars import default_cache, ensure_jars
 from magnetar_common.brokers.jvm import find_java
+from magnetar_common.brokers.ports import free_ports
 from magnetar_common.brokers.select import own_pulsar
-from magnetar_common.bus import EARLIEST, Bus, connect
+from magnetar_common.bus import EARLIEST, Bus, Message, connect
+from magnetar_common.client import Magnetar
+from magnetar_common.errors import BusUnavailable, RequestRefused
 from magnetar_common.log import replay
 from magnetar_common.schema_registry import SchemaRegistry
 from magnetar_common.settings import BusSettings
@@ -22,10 +26,9 @@ from magnetar_common.topic_policies import apply
 from magnetar_common.topics import MODEL_EVENTS
 from magnetar_events import MODEL_EVENT, schemas
 from magnetar_events import facts as f
-from magnetar_events.codec import FINGERPRINT
+from magnetar_events.codec import FINGERPRINT, Undecodable
 from magnetar_events.entry import Input
 from magnetar_events.models import ModelSpec
-
 from tests.plugin import absent
 from tests.support.leading import eventually, leading
 
@@ -68,7 +71,8 @@ def bus(settings: BusSettings) -> Iterator[Bus]:
 def publish(broker: RunningBroker, pytestconfig: pytest.Config) -> Callable[[Path, str], str]:
     """Run the Java program with a schema and a model's name; return the request's id."""
     java = find_java().program
-    if "jdk.compiler" not in subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True).stdout:
+    modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=True).stdout
+    if "jdk.compiler" not in modules:
         absent(pytestconfig, "pulsar", f"{java} has no compiler: a JDK is needed, this is a runtime")
     lib = ensure_jars(default_cache())
 
@@ -110,6 +114,16 @@ def member(schema: Any, name: str) -> Any:
     return next(kind for kind in event["type"] if kind["name"] == name)
 
 
+def stored(bus: Bus, place: str = "") -> Message:
+    """The message at a place on the topic of requests, by default the first."""
+    reader = bus.reader(MODEL_EVENTS.name, EARLIEST)
+    while (message := reader.read(10)) is not None:
+        if place in ("", str(message.id)):
+            reader.close()
+            return message
+    raise AssertionError(f"there is no message {place}")
+
+
 def answer(bus: Bus, says: Callable[[Input, tuple[f.Fact, ...]], bool]) -> tuple[Input, tuple[f.Fact, ...]]:
     """The entry of the log that is wanted, once it is there: its input and facts."""
 
@@ -136,8 +150,7 @@ def test_a_java_program_publishes_a_deploy_model(bus: Bus, publish: Callable[[Pa
         name="from-java", storage_uri="file:///models/iris", requirements=("sklearn",), memory=100 * 2**20, replicas=2
     )
     # It says nothing of its schema itself; the log does.
-    message = bus.reader(MODEL_EVENTS.name, EARLIEST).read(10)
-    assert message is not None
+    message = stored(bus, source.message_id)
     assert FINGERPRINT not in message.properties
     assert message.schema_version
     assert source.schema == MODEL_EVENT.fingerprint
@@ -159,6 +172,33 @@ def test_l8_a_schema_from_before_a_field_was_added_is_still_understood(
     assert source.schema == schemas.fingerprint_of(past) != MODEL_EVENT.fingerprint
 
 
+def test_the_python_client_hears_its_answer_on_a_real_pulsar(bus: Bus) -> None:
+    """Beside the others, on the same topic, with its schema registered and named in each message."""
+    with Magnetar(bus, source="python") as magnetar:
+        assert magnetar.deploy(name="from-python", storage_uri="file:///models/iris").accepted(30).generation == 1
+        with pytest.raises(RequestRefused, match="NOT_FOUND"):
+            magnetar.undeploy("nobody").accepted(30)
+
+
+def test_a_schema_that_the_registry_does_not_give_rejects_the_message_and_no_other(
+    bus: Bus, settings: BusSettings
+) -> None:
+    """A version that is not there makes the message one of an unknown schema; a registry out of reach is waited for."""
+    with Magnetar(bus, source="python") as magnetar:
+        magnetar.deploy(name="whatever", storage_uri="file:///models/iris").accepted(30)
+    bare = stored(bus)._replace(properties={}, schema_version=(999).to_bytes(8, "big"))
+    with SchemaRegistry(settings) as registry:
+        named = registry.resolve(bare)
+        assert "999" in named.properties[FINGERPRINT]
+        with pytest.raises(Undecodable, match="UNKNOWN_SCHEMA"):
+            MODEL_EVENT.decode(named.payload, named.properties[FINGERPRINT])
+        assert registry.resolve(bare._replace(schema_version=b"")).properties == {}
+    (port,) = free_ports(1)
+    nowhere = settings.model_copy(update={"admin_url": f"http://127.0.0.1:{port}"})
+    with SchemaRegistry(nowhere) as registry, pytest.raises(BusUnavailable):
+        registry.resolve(bare)
+
+
 def send(bus: Bus, schema: Any, event: tuple[str, dict[str, Any]], identifier: str) -> None:
     """Publish as a foreign client does: with its schema in the registry, and no word of it in the message."""
     out = io.BytesIO()
@@ -169,14 +209,12 @@ def send(bus: Bus, schema: Any, event: tuple[str, dict[str, Any]], identifier: s
     producer.close()
 
 
-def test_a_kind_of_event_from_the_future_is_recorded_and_stops_nobody(
-    bus: Bus, history: Callable[[Any], None]
-) -> None:
+def test_a_kind_of_event_from_the_future_is_recorded_and_stops_nobody(bus: Bus, history: Callable[[Any], None]) -> None:
     """Unknown schema: rejected as such. Known schema, unknown kind: rejected by kind, with the request's own name."""
     future = model_events()
     event = next(field for field in future["fields"] if field["name"] == "event")
-    freeze = {"type": "record", "name": "FreezeModel", "namespace": "magnetar", "fields": [{"name": "name", "type": "string"}]}
-    event["type"].append(freeze)
+    name = {"name": "name", "type": "string"}
+    event["type"].append({"type": "record", "name": "FreezeModel", "namespace": "magnetar", "fields": [name]})
 
     def rejected(code: str) -> f.RequestRejected:
         entry = answer(bus, lambda _, facts: any(getattr(fact, "code", "") == code for fact in facts))

@@ -104,7 +104,7 @@ def check(world: World) -> None:
             for booking in replica.bookings:
                 device = (state.servers[replica.server].info.host, booking.device)
                 booked[device] = booked.get(device, 0) + booking.bytes
-        assert not model.unsettled(), "nothing that could be done at once is left undone"
+        assert not model.pending()[0], "nothing that could be done at once is left undone"
         assert {t.generation for t in model.traffic} <= set(model.versions)
     assert {d: b for d, b in booked.items() if b} == state.booked
     for device, total in state.booked.items():

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
 from magnetar_common.brokers.ports import free_ports
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.errors import InferenceRefused, NoRoute
@@ -20,6 +21,11 @@ from magnetar_events.routes import Endpoint, RouteTarget
 SECONDS = 20.0
 IRIS = "default/iris"
 BODY = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1.0]}]}
+
+
+def endpoint(server: str, port: int, generation: int = 1) -> Endpoint:
+    return Endpoint(server=server, host="127.0.0.1", http_port=port, served_name=served_name(IRIS, generation))
+
 
 Answer = Callable[[str], tuple[int, object]]
 
@@ -58,7 +64,7 @@ class Server:
                 self.end_headers()
                 self.wfile.write(data)
 
-            def log_message(self, format: str, *args: object) -> None:
+            def log_message(self, *args: object) -> None:
                 """Say nothing."""
 
         class Quiet(ThreadingHTTPServer):
@@ -72,7 +78,7 @@ class Server:
         threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
 
     def endpoint(self, generation: int = 1) -> Endpoint:
-        return Endpoint(server=self.key, host="127.0.0.1", http_port=self.port, served_name=served_name(IRIS, generation))
+        return endpoint(self.key, self.port, generation)
 
     def close(self) -> None:
         self._http.shutdown()
@@ -111,9 +117,9 @@ class World:
         self.client = InferenceClient(self.routes, seed=1)
         self.position = 0
 
-    def route(self, *targets: RouteTarget, model: str = IRIS, term: int = 1, position: int = 0, note: str = "") -> Route:
-        """Publish a route, and wait until the client has it."""
-        self.position = position or self.position + 1
+    def route(self, *targets: RouteTarget, model: str = IRIS, term: int = 1, place: int = 0, note: str = "") -> Route:
+        """Publish a route."""
+        self.position = place or self.position + 1
         route = Route(model=model, tenant="default", term=term, position=self.position, targets=targets, note=note)
         self.producer.send(ROUTE.encode(route), key=model, properties=ROUTE.properties)
         return route
@@ -138,7 +144,7 @@ def world() -> Iterator[World]:
 
 def dead_endpoint() -> Endpoint:
     (port,) = free_ports(1)
-    return Endpoint(server="local/dead/0", host="127.0.0.1", http_port=port, served_name=served_name(IRIS, 1))
+    return endpoint("local/dead/0", port)
 
 
 def test_an_answer_names_the_model_as_it_was_asked_for(world: World, serve: Callable[..., Server]) -> None:
@@ -344,10 +350,10 @@ def test_s22_a_version_change_under_requests_fails_none(world: World, serve: Cal
 def test_a_route_is_never_replaced_by_an_older_one(world: World, serve: Callable[..., Server]) -> None:
     """Newest by (term, position): what a deposed leader still says is not heard."""
     world.spread(serve("a"))
-    newest = world.route(term=3, position=7)
+    newest = world.route(term=3, place=7)
     assert world.routes.wait_for(IRIS, lambda now: now == newest, SECONDS)
-    world.route(term=2, position=900, note="late")
-    world.route(model="default/other", term=3, position=8)
+    world.route(term=2, place=900, note="late")
+    world.route(model="default/other", term=3, place=8)
     assert world.routes.wait_for("other", lambda now: now is not None, SECONDS)
     assert world.routes.get("iris") == newest
 
@@ -368,7 +374,7 @@ def test_s12_a_topic_that_comes_back_empty_takes_no_route_away(world: World, ser
     assert world.routes._view.resync(SECONDS)
     assert world.routes._view.keys() == []
     assert world.client.infer("iris", BODY).generation == 1
-    world.route(position=1, note="a new log")
+    world.route(place=1, note="a new log")
     assert world.routes.wait_for(IRIS, lambda now: now is not None and now.note == "a new log", SECONDS)
 
 

@@ -9,6 +9,7 @@ A request carries (source, id). To ask again with the same two changes nothing a
 is how to go on after a time-out, which never says that nothing was stored.
 """
 
+import threading
 import time
 import uuid
 import weakref
@@ -16,13 +17,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
-
-from magnetar_events import MODEL_EVENT, ModelEvent, cloudevents, schemas
-from magnetar_events import facts as f
-from magnetar_events.entry import BARRIER, Entry
-from magnetar_events.models import ModelSpec
-from magnetar_events.policy import Policy
-from magnetar_events.requests import Actor, DeployModel, RequestKind, ScaleModel, SetPolicy, UndeployModel
 
 from magnetar_common.bus import LATEST, Bus, Producer, connect
 from magnetar_common.errors import BusUnavailable, LogHole, NotAvailable, RequestRefused, Unanswered
@@ -33,6 +27,12 @@ from magnetar_common.state import Model
 from magnetar_common.status import ModelState, model_status
 from magnetar_common.topics import MODEL_EVENTS
 from magnetar_common.transitions import R
+from magnetar_events import MODEL_EVENT, ModelEvent, cloudevents, schemas
+from magnetar_events import facts as f
+from magnetar_events.entry import BARRIER, Entry
+from magnetar_events.models import ModelSpec
+from magnetar_events.policy import Policy
+from magnetar_events.requests import Actor, DeployModel, RequestKind, ScaleModel, SetPolicy, UndeployModel
 
 POLL_S = 0.2
 """One read of the log waits for at most this long (seconds), and so does a pause while the broker is away."""
@@ -110,6 +110,7 @@ class Magnetar:
         self._source = source
         self._actor = actor or Actor()
         self._producer: Producer | None = None
+        self._opening = threading.Lock()
 
     def deploy(
         self,
@@ -187,17 +188,22 @@ class Magnetar:
             expected_generation=expected_generation,
             event=wish,
         )
-        if self._producer is None:
-            schema = schemas.schema_json(MODEL_EVENTS.schema)
-            self._producer = self._bus.producer(MODEL_EVENTS.name, schema=schema, name=self._source)
+        producer = self._opened()
         reader = LogReader(self._bus, LATEST, name=self._source)  # before the request is sent: its answer comes after
         try:
             payload, properties = MODEL_EVENT.encode(event), cloudevents.of_request(event)
-            self._producer.send(payload, key=wish.subject, properties=properties)
+            producer.send(payload, key=wish.subject, properties=properties)
         except BaseException:
             reader.close()
             raise
         return Handle(self._bus, event, reader)
+
+    def _opened(self) -> Producer:
+        with self._opening:
+            if self._producer is None:
+                schema = schemas.schema_json(MODEL_EVENTS.schema)
+                self._producer = self._bus.producer(MODEL_EVENTS.name, schema=schema, name=self._source)
+            return self._producer
 
 
 class Handle:
@@ -224,6 +230,7 @@ class Handle:
         self._generation = 0
         self._model: Model | None = None
         self._close = weakref.finalize(self, reader.close)
+        self._close.atexit = False  # then the connection is closed with all that is open on it
 
     def progress(self, timeout: float | None = None) -> Iterator[Outcome]:
         """Yield the outcome as it is and at each change, until it is settled or ``timeout`` seconds are over.
@@ -310,11 +317,9 @@ class Handle:
             self._model = self._as_of(entry.position, first)
             answer = next(fact for fact in first if not isinstance(fact, f.RequestRepeated))
         if isinstance(answer, f.RequestRejected):
-            self.outcome = Outcome(
-                OutcomeState.REJECTED, code=answer.code, field=answer.field, message=answer.message
-            )
+            self.outcome = Outcome(OutcomeState.REJECTED, code=answer.code, field=answer.field, message=answer.message)
             return
-        assert isinstance(answer, f.RequestAccepted)  # noqa: S101 - the only other answer
+        assert isinstance(answer, f.RequestAccepted)
         self._generation = answer.generation
         if answer.kind == SetPolicy.__name__:
             self.outcome = Outcome(OutcomeState.ACCEPTED)
@@ -335,7 +340,7 @@ class Handle:
 
         state = replay(self._bus, until_position(position), collect)
         if state.position < position:
-            raise BusUnavailable(f"the log was read up to position {state.position}, and {position} is known to be there")
+            raise BusUnavailable(f"the log was read up to position {state.position} of {position}")
         return state.models.get(self._subject) or Model(self._subject)
 
     def _fold(self, model: Model, entry: Entry) -> None:
@@ -378,4 +383,5 @@ def _answers(fact: f.Fact, name: tuple[str, str]) -> bool:
 
 def _begins(entry: Entry, answer: f.RequestAccepted) -> bool:
     """Whether all that matters of the model begins with this entry: a version of its own, or the end."""
-    return any(isinstance(fact, (f.ModelWanted, f.ModelUndeployed)) and fact.model == answer.subject for fact in entry.facts)
+    beginnings = (fact for fact in entry.facts if isinstance(fact, (f.ModelWanted, f.ModelUndeployed)))
+    return any(fact.model == answer.subject for fact in beginnings)

@@ -55,13 +55,15 @@ def fold(state: State, entry: Entry, message_id: str = "") -> bool:
     if state.handled != entry.handled:
         state.handled = entry.handled
     for fact in entry.facts:
-        evolve(state, fact)
+        _FOLDS[type(fact)](state, fact)
+    _index(state)
     return True
 
 
 def evolve(state: State, fact: f.Fact) -> State:
     """Make one fact so, and return the same state."""
     _FOLDS[type(fact)](state, fact)
+    _index(state)
     return state
 
 
@@ -236,7 +238,7 @@ def _of_model(state: State, fact: Any) -> None:
         state.generations[fact.model] = max(fact.generation, state.generations.get(fact.model, 0))
     elif isinstance(fact, f.ModelUndeployed):
         state.set_timer(fact.due, fact.model)
-    index_model(state, model)
+    state.touched.add(fact.model)
 
 
 def _of_replica(state: State, model: Model, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.ReplicaChanged) -> None:
@@ -258,10 +260,10 @@ def _of_replica(state: State, model: Model, fact: f.ReplicaPlaced | f.ReplicaAdo
         state.room += 1
     if arriving != (after is not None and after.state in ARRIVING):
         _book_arriving(state, server, before or after, -1 if arriving else +1)
-    index_replica(state, ReplicaKey(fact.model, *key), after)
+    _index_replica(state, ReplicaKey(fact.model, *key), after)
 
 
-def index_replica(state: State, key: ReplicaKey, replica: Replica | None) -> None:
+def _index_replica(state: State, key: ReplicaKey, replica: Replica | None) -> None:
     """Keep the outstanding commands and the timers in step with a replica."""
     if replica is not None and (replica.state in ARRIVING or replica.state in LEAVING):
         state.outstanding[key] = replica
@@ -271,21 +273,17 @@ def index_replica(state: State, key: ReplicaKey, replica: Replica | None) -> Non
         state.set_timer(replica.due, *key)
 
 
-def index_model(state: State, model: Model) -> None:
-    """Keep the pending sets in step with a model."""
-    if model.waits():
-        state.waiting[model.key] = None
-    else:
-        state.waiting.pop(model.key, None)
-    target = model.versions.get(model.generation)
-    if target is not None and target.failed is not None and target.failed.retriable and not model.deleted:
-        state.failed[model.key] = None
-    else:
-        state.failed.pop(model.key, None)
-    if model.unsettled():
-        state.unsettled[model.key] = None
-    else:
-        state.unsettled.pop(model.key, None)
+def _index(state: State) -> None:
+    """Keep the pending sets in step with the models that were touched; once an entry, however many facts it has."""
+    for key in state.touched:
+        model = state.models.get(key)
+        unsettled, waits, failed = model.pending() if model is not None else (False, False, False)
+        for pending, is_in in ((state.unsettled, unsettled), (state.waiting, waits), (state.failed, failed)):
+            if is_in:
+                pending[key] = None
+            elif pending:
+                pending.pop(key, None)
+    state.touched.clear()
 
 
 def _book(state: State, server: Server, replica: Replica, sign: int) -> None:
@@ -298,7 +296,7 @@ def _book(state: State, server: Server, replica: Replica, sign: int) -> None:
     for booking in replica.bookings:
         server.booked += sign * booking.bytes
         _add(state.booked, (host, booking.device), sign * booking.bytes)
-    state.fleet.put(server)
+    state.fleet.reload(server)
 
 
 def _book_arriving(state: State, server: Server, replica: Replica | None, sign: int) -> None:
@@ -320,9 +318,7 @@ def _model_removed(state: State, fact: f.ModelRemoved) -> None:
         state.illegal += 1
         return
     del state.models[fact.model]
-    state.failed.pop(fact.model, None)
-    state.unsettled.pop(fact.model, None)
-    state.waiting.pop(fact.model, None)
+    state.touched.add(fact.model)
 
 
 # --- requests and leadership ------------------------------------------------------------------------------------------
@@ -434,7 +430,7 @@ def _server_updated(state: State, fact: f.ServerUpdated) -> None:
     for replica in server.replicas.values():
         if replica.draining != draining:
             replica.draining = draining
-            index_model(state, state.models[replica.model])
+            state.touched.add(replica.model)
 
 
 def _server_reading(state: State, fact: f.ServerReadingChanged) -> None:
@@ -496,8 +492,7 @@ def _server_lost(state: State, fact: f.ServerLost) -> None:
         replica.state, replica.since, replica.due = R.LOST, state.at, 0
         replica.code, replica.reason = fact.code, fact.reason
         state.outstanding.pop(replica.key, None)
-    for key in dict.fromkeys(model for model, _ in server.replicas):
-        index_model(state, state.models[key])
+    state.touched.update(model for model, _ in server.replicas)
 
 
 def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
@@ -509,7 +504,7 @@ def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
         _book(state, server, replica, -1)
         model = state.models[replica.model]
         del model.replicas[replica.generation, replica.server]
-        index_model(state, model)
+        state.touched.add(replica.model)
     del state.servers[fact.server]
     state.fleet.drop(fact.server)
 

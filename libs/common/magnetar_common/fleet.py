@@ -60,6 +60,18 @@ class Fleet:
         ranks.add(rank)
         self._places[server.key] = (kind, rank)
 
+    def reload(self, server: Server) -> None:
+        """Put a server, of whom nothing changed but what it holds, in its new place."""
+        place = self._places.get(server.key)
+        if place is None:
+            return
+        kind, rank = place
+        ranks = self._classes[kind]
+        ranks.remove(rank)
+        rank = (len(server.replicas), server.key)
+        ranks.add(rank)
+        self._places[server.key] = (kind, rank)
+
     def drop(self, key: str) -> None:
         """Take a server out."""
         place = self._places.pop(key, None)

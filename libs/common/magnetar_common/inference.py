@@ -11,21 +11,21 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Self, cast
 
 import httpx
-from magnetar_events import ROUTE, Route
-from magnetar_events.codec import FINGERPRINT
-from magnetar_events.routes import Endpoint, RouteTarget
 
 from magnetar_common.bus import Bus, Message
 from magnetar_common.errors import InferenceRefused, NoRoute
 from magnetar_common.table_view import SWEEP_S, TableView
 from magnetar_common.topics import ROUTES
+from magnetar_events import ROUTE, Route
+from magnetar_events.codec import FINGERPRINT
+from magnetar_events.routes import Endpoint, RouteTarget
 
 DOUBT_S = 150.0
 """A route that a re-read of the topic does not find, and that nobody took back, is kept for this long (seconds). Each
@@ -160,6 +160,9 @@ class _Replica:
 _Place = tuple[str, str]
 """Server and served name: one version on one server."""
 
+_Choice = tuple[RouteTarget, Endpoint, bool]
+"""Version, replica, and whether there are others that could take the request."""
+
 
 class InferenceClient:
     """Sends requests to the replicas of a model. Safe to use from several threads.
@@ -261,10 +264,8 @@ class InferenceClient:
         raise NoRoute(model_key(model), HTTPStatus.SERVICE_UNAVAILABLE, why or note)
 
     @contextmanager
-    def _taken(
-        self, route: Route, tried: dict[_Place, str]
-    ) -> Iterator[tuple[RouteTarget, Endpoint, bool] | None]:
-        """Choose (version, replica, whether others are left), and count the request while it is in progress."""
+    def _taken(self, route: Route, tried: dict[_Place, str]) -> Generator[_Choice | None, None, None]:
+        """Choose a replica, and count the request while it is in progress."""
         with self._lock:
             choice = self._choose(route, tried)
             if choice is not None:
@@ -280,15 +281,15 @@ class InferenceClient:
                     if not (replica.in_flight or replica.failures):
                         del self._replicas[place]
 
-    def _choose(self, route: Route, tried: dict[_Place, str]) -> tuple[RouteTarget, Endpoint, bool] | None:
+    def _choose(self, route: Route, tried: dict[_Place, str]) -> _Choice | None:
         now = time.monotonic()
         free = [
             (target, [e for e in target.endpoints if _place(e) not in tried and self._of(_place(e)).in_flight < LIMIT])
             for target in route.targets
             if target.weight > 0
         ]
-        left = sum(len(endpoints) for _, endpoints in free)
-        well = [(target, [e for e in endpoints if self._of(_place(e)).aside_until <= now]) for target, endpoints in free]
+        left = sum(len(those) for _, those in free)
+        well = [(target, [e for e in those if self._of(_place(e)).aside_until <= now]) for target, those in free]
         # Whoever is set aside is better than nobody.
         usable = [(t, e) for t, e in well if e] or [(t, e) for t, e in free if e]
         if not usable:

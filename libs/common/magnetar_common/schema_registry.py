@@ -8,13 +8,13 @@ import threading
 from typing import Self
 
 import structlog
-from magnetar_events.codec import FINGERPRINT
-from magnetar_events.schemas import fingerprint_of
 
 from magnetar_common.admin import Admin
 from magnetar_common.bus import Message
 from magnetar_common.errors import BusRefused
 from magnetar_common.settings import BusSettings
+from magnetar_events.codec import FINGERPRINT
+from magnetar_events.schemas import fingerprint_of
 
 _log = structlog.get_logger(__name__)
 

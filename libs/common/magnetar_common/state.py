@@ -163,16 +163,30 @@ class Model:
             return 0
         return max(0, version.wanted - sum(replica.live for replica in self.of(generation)))
 
-    def unsettled(self) -> bool:
-        """Whether something is to be done for it without any further input: place, or let go of what is lost."""
-        kept = self.kept()
-        if any(self.versions[g].refused is None and self.missing(g) for g in kept):
-            return True
-        return any(r.state is R.LOST and r.generation not in kept for r in self.replicas.values())
+    def pending(self) -> tuple[bool, bool, bool]:
+        """Return whether it is unsettled, waits for room, and failed for a retriable reason.
 
-    def waits(self) -> bool:
-        """Whether replicas of it wait for room."""
-        return any(self.versions[g].refused is not None for g in self.kept())
+        Unsettled: something is to be done for it without any further input: place, or let go of what is lost.
+        """
+        if self.deleted:
+            return any(r.state is R.LOST for r in self.replicas.values()), False, False
+        unsettled = waits = False
+        kept = self.kept()
+        for generation in kept:
+            version = self.versions[generation]
+            if version.refused is not None:
+                waits = True
+            elif version.failed is None:
+                live = 0
+                for r in self.replicas.values():
+                    if r.generation == generation and r.state in LIVE and not r.draining:
+                        live += 1
+                unsettled = unsettled or live < version.wanted
+        for r in self.replicas.values():
+            if r.state is R.LOST and r.generation not in kept:
+                unsettled = True
+        failed = self.versions[self.generation].failed if kept else None
+        return unsettled, waits, failed is not None and failed.retriable
 
 
 @dataclass(slots=True)
@@ -261,6 +275,7 @@ class State:
         failed: models whose wanted version failed for a retriable reason.
         newest: position at which a server last became schedulable: what failed before is tried again.
         room: counts events after which something may fit that did not.
+        touched: models whose pending sets are to be looked at again.
         recent: position → entry id of the newest entries, by which a repeat is told from a fork.
         fleet: schedulable servers in order of load.
     """
@@ -289,6 +304,7 @@ class State:
     outstanding: dict[ReplicaKey, Replica] = field(default_factory=dict[ReplicaKey, Replica], compare=False)
     asked: dict[str, None] = field(default_factory=dict[str, None], compare=False)
     room: int = field(default=0, compare=False)
+    touched: set[str] = field(default_factory=set[str], compare=False)
     recent: dict[int, str] = field(default_factory=dict[int, str], compare=False)
     fleet: Fleet = field(default_factory=Fleet, compare=False)
     _timers: list[tuple[int, str, int, str]] = field(default_factory=list[tuple[int, str, int, str]], compare=False)

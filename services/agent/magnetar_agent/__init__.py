@@ -1,0 +1,1 @@
+"""The agent beside an inference server."""

@@ -12,15 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
-from magnetar_common.bus import LATEST, Bus, Message, MessageId, Reader
-from magnetar_common.errors import BusError
-from magnetar_common.metrics import DEVICE_MEMORY
-from magnetar_common.topics import commands_topic
-from magnetar_events import COMMAND, AgentEvent, ServiceRecord
-from magnetar_events.codec import FINGERPRINT, Undecodable
-from magnetar_events.commands import Command, LoadModel, ReportInventory, UnloadModel
-from magnetar_events.records import Device, ServerInfo
-from magnetar_events.reports import ModelLoaded, ModelLoading, ModelUnloaded, ModelUnloading, ReportKind
 
 from magnetar_agent.adapters.base import Adapter
 from magnetar_agent.canary import Canary
@@ -32,6 +23,15 @@ from magnetar_agent.reporter import Reporter
 from magnetar_agent.serialised import Serialised
 from magnetar_agent.text import line
 from magnetar_agent.threads import Failed, guarded
+from magnetar_common.bus import LATEST, Bus, Message, MessageId, Reader
+from magnetar_common.errors import BusError
+from magnetar_common.metrics import DEVICE_MEMORY
+from magnetar_common.topics import commands_topic
+from magnetar_events import COMMAND, AgentEvent, ServiceRecord
+from magnetar_events.codec import FINGERPRINT, Undecodable
+from magnetar_events.commands import Command, LoadModel, ReportInventory, UnloadModel
+from magnetar_events.records import Device, ServerInfo
+from magnetar_events.reports import ModelLoaded, ModelLoading, ModelUnloaded, ModelUnloading, ReportKind
 
 POLL_S = 0.25
 """How long one read of the commands waits (seconds)."""
@@ -113,7 +113,7 @@ class Agent:
         self._canary = Canary(
             adapter,
             lambda: self._ledger.loaded() if self.serving else set(),
-            lambda: self._inventory.look(),
+            self.server_changed,
             every_s=options.canary_s,
             patience_s=options.canary_patience_s,
             failed=failed,
@@ -144,7 +144,7 @@ class Agent:
         self._reporter.close()
         self._reader.close()
 
-    # --- commands ---------------------------------------------------------------------------------------------------------
+    # --- commands ----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         while not self._stopping.is_set():
@@ -216,7 +216,7 @@ class Agent:
         while not self._adapter.alive() and time.monotonic() < deadline and not self._stopping.wait(0.1):
             pass
 
-    # --- what others ask ------------------------------------------------------------------------------------------------------
+    # --- what others ask ---------------------------------------------------------------------------------------------
 
     @property
     def serving(self) -> bool:
@@ -224,7 +224,7 @@ class Agent:
         return self._inventory.serving
 
     def server_changed(self) -> None:
-        """Look at the server at once: it ended, or it is back."""
+        """Look at the server at once: it ended, it is back, or a model in it hangs."""
         self._inventory.look()
 
     def holds(self) -> int:

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import structlog
-from magnetar_events.models import served_name
 
 from magnetar_agent.adapters.base import Adapter, ServerUnreachable
 from magnetar_agent.ledger import VersionKey
 from magnetar_agent.threads import Failed, guarded
+from magnetar_events.models import served_name
 
 SILENCES = 2
 """Canaries in a row without an answer after which a model counts as hung."""

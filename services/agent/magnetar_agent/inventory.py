@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 import structlog
-from magnetar_events.models import index_digest, parse_served_name, served_name
-from magnetar_events.reports import InventoryModel, InventoryReported
 
 from magnetar_agent.adapters.base import Adapter, IndexState, ServerUnreachable
 from magnetar_agent.ledger import Ledger, VersionKey
 from magnetar_agent.text import line
 from magnetar_agent.threads import Failed, guarded
+from magnetar_events.models import index_digest, parse_served_name, served_name
+from magnetar_events.reports import InventoryModel, InventoryReported
 
 CHECK_S = 1.0
 """The index is looked at this often (seconds)."""

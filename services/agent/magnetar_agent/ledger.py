@@ -6,7 +6,7 @@ position again is the same decision, sent again, maybe by a later leader: it is 
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -139,7 +139,7 @@ class Ledger:
         with self._lock:
             return {key for key, line in self._lines.items() if line.busy}
 
-    # --- comparing it with the server's index ---------------------------------------------------------------------------
+    # --- comparing it with the server's index ----------------------------------------------------------------------
 
     def marks(self) -> Marks:
         """Return where every version stands, to tell later which of them moved meanwhile."""
@@ -152,7 +152,7 @@ class Ledger:
             return {key for key, mark in self.marks().items() if not mark[1] or mark != since.get(key, _FOUND)}
 
     @contextmanager
-    def still(self) -> Iterator[None]:
+    def still(self) -> Generator[None, None, None]:
         """Keep everybody else out, so that what is compared, taken over and reported is of one moment."""
         with self._lock:
             yield
@@ -173,4 +173,3 @@ class Ledger:
             if absent is None:
                 return
             del self._lines[absent]
-

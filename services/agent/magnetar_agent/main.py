@@ -7,6 +7,13 @@ import time
 from pathlib import Path
 
 import structlog
+
+from magnetar_agent.adapters.base import ServerUnreachable
+from magnetar_agent.agent import Agent, AgentOptions
+from magnetar_agent.devices import Devices
+from magnetar_agent.presence import Presence
+from magnetar_agent.servers import Beside, beside
+from magnetar_agent.settings import AgentSettings
 from magnetar_common import __version__
 from magnetar_common import bus as buses
 from magnetar_common.bus import Bus
@@ -17,13 +24,6 @@ from magnetar_common.settings import BusSettings
 from magnetar_events import ServiceRecord
 from magnetar_events.commands import COMMAND_KINDS
 from magnetar_events.records import Address, RuntimeInfo, ServerInfo
-
-from magnetar_agent.adapters.base import ServerUnreachable
-from magnetar_agent.agent import Agent, AgentOptions
-from magnetar_agent.devices import Devices
-from magnetar_agent.presence import Presence
-from magnetar_agent.servers import Beside, beside
-from magnetar_agent.settings import AgentSettings
 
 SERVICE_NAME = "magnetar-agent"
 

@@ -2,12 +2,18 @@
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import structlog
+
+from magnetar_agent.adapters.base import RETRIABLE, Adapter, Code, LoadFailed, ModelSpec, OperationError
+from magnetar_agent.artifacts import FetchedArtifact, fetch
+from magnetar_agent.devices import DeviceReading
+from magnetar_agent.secrets import resolve
+from magnetar_agent.text import line
 from magnetar_common.metrics import LOAD_SECONDS
 from magnetar_events.commands import LoadModel, UnloadModel
 from magnetar_events.models import served_name
@@ -19,12 +25,6 @@ from magnetar_events.reports import (
     ModelUnloaded,
     ModelUnloadFailed,
 )
-
-from magnetar_agent.adapters.base import Adapter, Code, LoadFailed, ModelSpec, OperationError
-from magnetar_agent.artifacts import FetchedArtifact, fetch
-from magnetar_agent.devices import DeviceReading
-from magnetar_agent.secrets import resolve
-from magnetar_agent.text import line
 
 _log = structlog.get_logger(__name__)
 
@@ -55,31 +55,31 @@ class Operations:
             position: of the command, echoed in the report.
             afresh: unload it first, even if the server says that it is ready.
         """
+        model, generation = wanted.model, wanted.generation
         try:
             return self._load(wanted, position, afresh=afresh)
         except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
             code, message = _told(error, Code.LOAD_FAILED)
-            retriable = not isinstance(error, OperationError) or error.retriable
-            _log.warning("load failed", model=wanted.model, generation=wanted.generation, code=code, error=message)
+            _log.warning("load failed", model=model, generation=generation, code=code, error=message)
             return ModelLoadFailed(
-                model=wanted.model,
-                generation=wanted.generation,
+                model=model,
+                generation=generation,
                 position=position,
                 code=code,
-                retriable=retriable,
+                retriable=RETRIABLE[code],
                 message=message,
             )
 
     def unload(self, wanted: UnloadModel, position: int) -> ModelUnloaded | ModelUnloadFailed:
         """Unload a version, and say how that went; never raises."""
-        who = {"model": wanted.model, "generation": wanted.generation, "position": position}
+        model, generation = wanted.model, wanted.generation
         try:
-            self.adapter.unload(served_name(wanted.model, wanted.generation))
+            self.adapter.unload(served_name(model, generation))
         except Exception as error:  # noqa: BLE001 - as above
             code, message = _told(error, Code.UNLOAD_FAILED)
-            _log.warning("unload failed", **who, code=code, error=message)
-            return ModelUnloadFailed(**who, code=code, message=message)
-        return ModelUnloaded(**who)
+            _log.warning("unload failed", model=model, generation=generation, code=code, error=message)
+            return ModelUnloadFailed(model=model, generation=generation, position=position, code=code, message=message)
+        return ModelUnloaded(model=model, generation=generation, position=position)
 
     def _load(self, wanted: LoadModel, position: int, *, afresh: bool) -> ModelLoaded:
         began = time.monotonic()
@@ -119,7 +119,7 @@ class Operations:
         )
 
     def _fetch(self, wanted: LoadModel) -> FetchedArtifact:
-        options = resolve(wanted.secret_name, self.secrets) if wanted.secret_name else {}
+        options: Mapping[str, object] = resolve(wanted.secret_name, self.secrets) if wanted.secret_name else {}
         return fetch(wanted.storage_uri, options, self.artifacts, expected=wanted.artifact_digest)
 
     def _free(self) -> dict[str, int]:

@@ -3,14 +3,14 @@
 import threading
 import time
 
-from magnetar_common.lifecycle import Lifecycle
-from magnetar_common.registrar import Registrar
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from magnetar_agent.agent import Agent
 from magnetar_agent.threads import guarded
+from magnetar_common.lifecycle import Lifecycle
+from magnetar_common.registrar import Registrar
 
 CHECK_S = 0.2
 """The status follows the server within this time (seconds)."""

@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Callable
 
 import structlog
+
+from magnetar_agent.threads import Failed, guarded
 from magnetar_common.bus import Bus, Producer
 from magnetar_common.errors import BusError, BusRefused
 from magnetar_common.topics import AGENT_EVENTS
 from magnetar_events import AGENT_EVENT, AgentEvent, schemas
 from magnetar_events.reports import ReportKind
-
-from magnetar_agent.threads import Failed, guarded
 
 MAX_WAITING = 10_000
 """Reports kept while the broker is away. Beyond it the oldest are dropped, and the inventory is reported instead."""

@@ -3,7 +3,7 @@
 import json
 import socket
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -23,7 +23,8 @@ class AgentSettings(BaseSettings):
         url: HTTP root of a server that runs already; empty = start one and keep it running.
         grpc_port: gRPC port of a server that runs already; 0 = none.
         repository: model repository of a server that runs already, as this host sees it.
-        command: for ``process``: how one model's server is started; ``{model}``, ``{name}``, ``{host}`` and ``{port}`` are filled in.
+        command: for ``process``: how one model's server is started; ``{model}``, ``{name}``, ``{host}`` and
+            ``{port}`` are filled in.
         capabilities: what it can load, separated by commas; empty = what its environment has.
         labels: free, as ``key=value`` separated by commas.
         max_models: at most this many; 0 = no limit.
@@ -92,15 +93,16 @@ class AgentSettings(BaseSettings):
         if not text:
             return values
         try:
-            whole = json.loads(text)
+            whole: object = json.loads(text)
         except ValueError as error:
             raise ValueError(f"configuration is not JSON: {error}") from error
         if not isinstance(whole, dict):
             raise ValueError("configuration must be a JSON object")  # noqa: TRY004 - pydantic turns ValueError into its own
-        unknown = sorted(set(whole) - set(cls.model_fields))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        fields = cast("dict[str, Any]", whole)
+        unknown = sorted(fields.keys() - cls.model_fields.keys())
         if unknown:
             raise ValueError(f"configuration has unknown fields: {', '.join(unknown)}")
-        return {**whole, **values}
+        return {**fields, **values}
 
     @model_validator(mode="after")
     def _complete(self) -> "AgentSettings":

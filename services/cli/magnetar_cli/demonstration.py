@@ -92,11 +92,12 @@ class Demonstration:
                 traffic.close()
                 log.close()
                 bus.close()
+            with self._story.step("Everything is stopped, and no process is left") as step:
+                stack.stop()
+                left = stack.survivors()
+                step.check(not left, f"still running: {'; '.join(left)}")
         finally:
             stack.stop()
-        with self._story.step("Everything is stopped, and no process is left") as step:
-            left = stack.survivors()
-            step.check(not left, f"still running: {'; '.join(left)}")
         console.print(Text(f"\nEvery step was checked. {self._story.elapsed:.0f} s.", style="bold"))
 
     def _tell(self, stack: Stack, bus: Bus, log: Following, traffic: Traffic) -> None:

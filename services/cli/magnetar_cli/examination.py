@@ -147,9 +147,7 @@ def clocks(bus: Bus, seconds: float) -> Iterator[Finding]:
         if abs(offset) > _CLOCK_MS:
             yield Finding(f"clock of {instance}", DOUBTFUL, f"{offset / 1000:+.1f} s from ours", "set the time there")
     near = sum(abs(offset) <= _CLOCK_MS for offset in offsets.values())
-    yield Finding(
-        "clocks", GOOD, f"{near} of {len(offsets)} heard in {seconds:g} s are within {_CLOCK_MS / 1000:g} s of ours"
-    )
+    yield Finding("clocks", GOOD, f"{near} of {len(offsets)} heard in {seconds:g} s are within {_CLOCK_MS} ms of ours")
 
 
 def _count(bus: Bus, topic: str, after: MessageId) -> int:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from magnetar_agent.environments import EnvironmentUnavailable
 from magnetar_cli.commands import context, demo, doctor, log, model, server, service, topics, up
 from magnetar_cli.commands.apply import apply
 from magnetar_cli.commands.replay import replay
@@ -64,7 +65,7 @@ def main() -> int:
     configure_logging("magnetar", json=False, level="ERROR")  # on standard error; services set their own
     try:
         app(prog_name="magnetar")
-    except (MagnetarError, TimeoutError) as error:
+    except (MagnetarError, EnvironmentUnavailable, TimeoutError) as error:
         if os.environ.get(_DEBUG):
             raise
         code, hint = judge(error)

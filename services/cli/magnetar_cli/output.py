@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 import yaml
@@ -78,7 +78,7 @@ def write(value: Any, form: Format) -> None:
 
 def to_yaml(value: Any) -> str:
     """Return a value as YAML, its fields in their own order."""
-    return cast("str", yaml.safe_dump(value, sort_keys=False, allow_unicode=True))  # pyright: ignore[reportUnknownMemberType]
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)  # pyright: ignore[reportUnknownMemberType]
 
 
 def line(text: str) -> None:

@@ -10,6 +10,7 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -56,7 +57,7 @@ class Plan:
 
 
 class Stack:
-    """Starts everything in order, keeps it running, and stops it in the opposite order.
+    """Starts everything in order, keeps it running, and stops it in order.
 
     Args:
         plan: what to start.
@@ -91,6 +92,11 @@ class Stack:
         return BrokerContext(url=settings.url, admin_url=settings.admin_url, data_dir=settings.data_dir)
 
     @property
+    def logs(self) -> Path:
+        """Where each service's output is, in a file of its own."""
+        return self._data / "logs"
+
+    @property
     def everything(self) -> dict[str, Supervised]:
         """Services and agents by name, in the order in which they were started."""
         return {**self.services, **self.agents}
@@ -104,7 +110,7 @@ class Stack:
             EnvironmentUnavailable: the inference server cannot be had.
         """
         self._data.mkdir(parents=True, exist_ok=True)
-        if self.plan.kind != "process":
+        if self.plan.agents and self.plan.kind != "process":
             environments.ensure(self.plan.kind, say=self.say)
         os.environ[MARK] = self.mark  # inherited by all that is started from here, down to the inference servers
         start = embedded.start if self.plan.broker == "embedded" else jvm.start
@@ -141,9 +147,15 @@ class Stack:
         return [child.pid for child in psutil.Process(agent.pid).children(recursive=True)]
 
     def stop(self) -> None:
-        """Stop everything in order: agents (with their servers), services, broker. Repeatable."""
-        for part in (*reversed(self.agents.values()), *reversed(self.services.values())):
-            part.stop()
+        """Stop everything in order: the scheduler, agents with their servers, the other services, the broker. Repeatable.
+
+        The scheduler first: it would place elsewhere what the agents take with them.
+        """
+        if "scheduler" in self.services:
+            self.services["scheduler"].stop()
+        parts = (*self.agents.values(), *self.services.values())
+        with ThreadPoolExecutor(max(1, len(parts))) as together:
+            list(together.map(Supervised.stop, parts))
         if self._broker is not None:
             self._broker.stop()
 
@@ -180,7 +192,7 @@ class Stack:
             service,
             {**self._shared(), **where, f"{prefix}LOG_JSON": "false", **variables},
             folder=self._data,
-            log=self._data / "logs" / f"{name}.log",
+            log=self.logs / f"{name}.log",
             url=f"http://127.0.0.1:{port}",
             ready=_leading if service == "scheduler" else lambda _: True,
         )
@@ -194,8 +206,7 @@ class Stack:
         for name, part in self.everything.items():
             while not part.is_ready():
                 if time.monotonic() > deadline or part.restarts > 2:
-                    said = _last_words(part.tail())
-                    raise CommandError(f"{name} did not become ready: {said}", hint=f"see {part.log}")
+                    raise CommandError(f"{name} did not become ready: {part.said()}", hint=f"see {part.log}")
                 if stopping.wait(_POLL_S):
                     return
             self.say(f"{name} on {part.url}")
@@ -226,8 +237,3 @@ def _kill(pids: Sequence[int]) -> None:
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(pid).kill()
-
-
-def _last_words(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"

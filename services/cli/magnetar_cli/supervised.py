@@ -50,6 +50,7 @@ class Supervised:
         self.log = log
         self.restarts = 0
         self.last_exit: int | None = None
+        self.last_words = ""
         self._command: Sequence[str] = (sys.executable, "-m", "magnetar_cli", service)
         self._environment = {**os.environ, **variables}
         self._folder = folder
@@ -87,9 +88,9 @@ class Supervised:
         self._thread.join()
         self.last_exit = self._child.stop(GRACE_S)
 
-    def tail(self) -> str:
-        """Return the last lines of what it wrote."""
-        return self._child.tail()
+    def said(self) -> str:
+        """Return the last line of what it wrote; of what the one before it wrote if it has said nothing yet."""
+        return _last_line(self._child.tail()) or self.last_words or "it said nothing"
 
     def _spawn(self) -> Child:
         return spawn(self._command, environment=self._environment, folder=self._folder, log=self.log)
@@ -101,7 +102,7 @@ class Supervised:
             if code is None:
                 continue
             self._child.kill_group()
-            self.last_exit = code
+            self.last_exit, self.last_words = code, _last_line(self._child.tail())
             if time.monotonic() - since > _STABLE_S:
                 pause = _BACKOFF_S[0]
             if self._stopping.wait(pause):
@@ -110,3 +111,7 @@ class Supervised:
             self._child = self._spawn()
             self.restarts += 1
             since = time.monotonic()
+
+
+def _last_line(text: str) -> str:
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")

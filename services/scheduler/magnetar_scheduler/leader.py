@@ -90,7 +90,11 @@ class Leader:
     """
 
     def __init__(
-        self, mandate: Mandate, cluster: str, identity: str, resolve: Callable[[Message], Message] = lambda message: message
+        self,
+        mandate: Mandate,
+        cluster: str,
+        identity: str,
+        resolve: Callable[[Message], Message] = lambda message: message,
     ) -> None:
         self._bus: Bus = mandate.bus
         self._producer = mandate.producer

@@ -177,7 +177,7 @@ class Bus(Protocol):
             topic: full name.
             schema: the Avro schema (JSON) to register with the topic, where the broker has a registry.
             exclusive: hold the topic: nobody else can write to it until this is closed or its owner dies.
-            batching: gather messages for at most 1 ms; never drop, retry or time out (for the log).
+            batching: gather what comes faster than it can be sent; never drop, retry or time out (for the log).
             name: shown in the broker's statistics.
 
         Raises:

@@ -1,6 +1,5 @@
 """``magnetar up``."""
 
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +8,13 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from magnetar_agent.environments import EnvironmentUnavailable
 from magnetar_cli import contexts, shown
 from magnetar_cli.connection import Following
 from magnetar_cli.output import STDERR, Columns, Json, note, table
 from magnetar_cli.stack import BrokerChoice, Plan, ServerKind, Stack
 from magnetar_common.bus import connect
+from magnetar_common.errors import MagnetarError
 from magnetar_common.lifecycle import Lifecycle
 
 CONTEXT_NAME = "up"
@@ -24,7 +25,7 @@ _LOOK_S = 1.0
 Agents = Annotated[int, typer.Option(min=0, max=64, help="How many agents, each with an inference server of its own.")]
 Kind = Annotated[ServerKind, typer.Option(help="Kind of inference server.")]
 Broker = Annotated[BrokerChoice, typer.Option(help="pulsar-lite (one scheduler, no Java), or a real Pulsar on a JVM.")]
-Data = Annotated[Path | None, typer.Option(help="Folder for everything; it is gone on with if it is there.")]
+Data = Annotated[Path, typer.Option(help="Folder for everything; what is in it already is gone on with.")]
 
 
 def up(
@@ -32,23 +33,35 @@ def up(
     agents: Agents = 3,
     kind: Kind = "mlserver",
     broker: Broker = "embedded",
-    data: Data = None,
+    data: Data = Path(".magnetar/up"),
     process_command: Annotated[str, typer.Option(help="For --kind process: what starts one model's server.")] = "",
 ) -> None:
     """Start everything on this machine, and keep it running until Ctrl-C."""
-    plan = Plan(data or Path(tempfile.gettempdir()) / "magnetar-up", agents, kind, broker, process_command)
+    stack = Stack(Plan(data, agents, kind, broker, process_command), note)
+    failure: Exception | None = None
     with Lifecycle() as life:
-        stack = Stack(plan, note)
         life.on_stop("stack", stack.stop)
-        stack.start(life.stopping)
-        before = contexts.load().current
-        contexts.put(CONTEXT_NAME, stack.context, use=True)
-        life.on_stop("context", lambda: _leave(before))
-        note(f"commands reach it through the context {CONTEXT_NAME!r}, in use now: magnetar model list")
-        note(f"logs are in {plan.data / 'logs'}; Ctrl-C stops everything")
-        _watch(stack, life)
-        note("stopping")
+        try:
+            stack.start(life.stopping)
+        except (MagnetarError, EnvironmentUnavailable) as error:
+            failure = error  # told once everything is stopped
+        else:
+            if not life.stopping.is_set():
+                _serve(stack, life)
+        note("stopping everything")
+    if failure is not None:
+        raise failure
     raise typer.Exit(life.exit_code)
+
+
+def _serve(stack: Stack, life: Lifecycle) -> None:
+    """Make it the broker that is meant, and show how it is, until it is to end."""
+    before = contexts.load().current
+    contexts.put(CONTEXT_NAME, stack.context, use=True)
+    life.on_stop("context", lambda: _leave("" if before == CONTEXT_NAME else before))
+    note(f"commands reach it through the context {CONTEXT_NAME!r}, in use now: magnetar model list")
+    note(f"logs are in {stack.logs}; Ctrl-C stops everything")
+    _watch(stack, life)
 
 
 def _leave(before: str) -> None:

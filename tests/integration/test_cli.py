@@ -1,0 +1,232 @@
+"""The command line against a broker, a leader and an agent: what a user types, and what comes of it."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from magnetar_cli.exit_codes import ExitCode
+from magnetar_cli.main import main
+from magnetar_common.brokers import RunningBroker
+from magnetar_common.bus import Bus, connect
+from magnetar_common.settings import BusSettings
+from tests.support.agents import SimulatedAgent
+from tests.support.leading import leading
+
+MANIFEST = """
+apiVersion: magnetar/v1
+kind: Model
+metadata: {name: iris}
+spec: {storageUri: "file:///models/iris", requirements: [sklearn], memory: 100Mi, replicas: 1}
+"""
+
+
+class Cli:
+    """Runs the command in this process, with what it writes caught."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch = monkeypatch
+        self._capfd = capfd
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: object, expect: ExitCode = ExitCode.OK) -> str:
+        self._monkeypatch.setattr("sys.argv", ["magnetar", *map(str, arguments)])
+        self._capfd.readouterr()
+        code = main()
+        self.out, self.err = self._capfd.readouterr()
+        assert code == expect, f"{arguments}: exit {code}\n{self.out}\n{self.err}"
+        assert "Traceback" not in self.err
+        return self.out
+
+    def json(self, *arguments: object) -> object:
+        return json.loads(self(*arguments, "-o", "json"))
+
+
+@pytest.fixture
+def settings(own_embedded_broker: RunningBroker, tmp_path: Path) -> BusSettings:
+    return BusSettings(url=own_embedded_broker.service_url, admin_url="", data_dir=str(tmp_path / "embedded"))
+
+
+@pytest.fixture
+def cli(
+    settings: BusSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Cli:
+    monkeypatch.delenv("MAGNETAR_PULSAR_URL", raising=False)
+    monkeypatch.delenv("MAGNETAR_CONTEXT", raising=False)
+    monkeypatch.setenv("MAGNETAR_CONFIG", str(tmp_path / "contexts.yaml"))
+    run = Cli(monkeypatch, capfd)
+    run("context", "set", "here", "--url", settings.url, "--data-dir", settings.data_dir)
+    return run
+
+
+@pytest.fixture
+def bus(settings: BusSettings) -> Iterator[Bus]:
+    bus = connect(settings)
+    yield bus
+    bus.close()
+
+
+@pytest.fixture
+def leader(settings: BusSettings) -> Iterator[object]:
+    with leading(lambda: connect(settings)) as led:
+        yield led
+
+
+@pytest.fixture
+def agent(bus: Bus, leader: object) -> Iterator[SimulatedAgent]:
+    agent = SimulatedAgent(bus, "a")
+    yield agent
+    agent.die()
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    path = tmp_path / "iris.yaml"
+    path.write_text(MANIFEST)
+    return path
+
+
+def test_a_models_whole_life_from_the_command_line(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:
+    """apply → status -w → list → log → history → scale → replay at an earlier place → unload → gone."""
+    (applied,) = json.loads(cli("apply", "-f", manifest, "--reason", "the test", "-o", "json"))
+    assert applied == {"subject": "default/iris", "result": "accepted", "generation": 1}
+
+    shown = cli("model", "status", "iris", "-w", "ModelAvailable", "-t", 30)
+    assert "Available" in shown
+    assert "local/a/0" in shown
+
+    (row,) = cli.json("model", "list")
+    assert (row["model"], row["state"], row["available"], row["spec"]["memory"]) == (
+        "default/iris", "Available", 1, 100 * 2**20,
+    )  # fmt: skip
+    (server,) = yaml.safe_load(cli("server", "list", "-o", "yaml"))
+    assert (server["key"], server["schedulable"]) == ("local/a/0", True)
+
+    facts = cli.json("log", "--subject", "iris")
+    kinds = [fact["kind"] for fact in facts]
+    assert kinds.index("RequestAccepted") < kinds.index("ReplicaPlaced") < kinds.index("TrafficChanged")
+    placed = next(fact for fact in facts if fact["kind"] == "ReplicaPlaced")
+    assert cli.json("log", "--kind", "replicaplaced") == [placed]
+    assert "the test" in cli("model", "history", "iris")
+
+    for place in (placed["position"], placed["messageId"], placed["time"]):
+        then = cli.json("replay", "--at", place)
+        assert then["position"] >= placed["position"]
+        (replica,) = then["state"]["models"]["default/iris"]["replicas"]
+        assert replica["server"] == "local/a/0"
+    assert cli.json("replay", "--at", placed["position"])["state"]["models"]["default/iris"]["traffic"] == []
+    assert "LoadRequested" in cli("replay", "--at", placed["position"])
+
+    cli("model", "scale", "iris", 2, "-w", "Degraded", "-t", 30)
+    cli("model", "unload", "iris", "--wait", "-t", 30)
+    assert cli.json("model", "list") == []
+    cli("model", "status", "iris", expect=ExitCode.NOT_FOUND)
+    assert [change["kind"] for change in cli.json("model", "history", "iris")] == ["deployed", "scaled", "undeployed"]
+
+
+def test_what_is_wanted_already_changes_nothing(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:
+    cli("model", "load", "-f", manifest, "-w", "Available", "-t", 30)
+    (again,) = json.loads(cli("model", "load", "-f", manifest, "-o", "json"))
+    assert again["generation"] == 1
+
+
+def test_a_refused_request_exits_3_and_names_code_and_field(cli: Cli, leader: object, manifest: Path) -> None:
+    cli("model", "load", "-f", manifest)
+    cli("model", "load", "-f", manifest, "--expected-generation", 7, expect=ExitCode.REJECTED)
+    assert "GENERATION_CONFLICT" in cli.err
+    cli("model", "unload", "nobody", expect=ExitCode.REJECTED)
+    assert "NOT_FOUND" in cli.err
+
+
+def test_a_state_that_does_not_come_exits_4_and_says_how_it_is(cli: Cli, leader: object, manifest: Path) -> None:
+    """No server: the model fits nowhere, and the message says so."""
+    cli("apply", "-f", manifest)
+    cli("model", "status", "iris", "-w", "Available", "-t", 1, expect=ExitCode.TIMED_OUT)
+    assert "ScheduleFailed" in cli.err
+    assert not cli.out
+
+
+def test_without_a_scheduler_a_request_exits_4(cli: Cli, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magnetar_cli.asking.ANSWER_S", 1.0)
+    cli("apply", "-f", manifest, expect=ExitCode.TIMED_OUT)
+    assert "no scheduler answered" in cli.err
+
+
+def test_what_is_not_there_exits_5(cli: Cli, leader: object) -> None:
+    for arguments in (
+        ("model", "status", "nobody"),
+        ("model", "history", "nobody"),
+        ("model", "infer", "nobody", '{"inputs": []}'),
+        ("service", "history", "nobody"),
+        ("replay", "--at", "100000"),
+        ("replay", "--at", "2001-01-01T00:00:00Z"),
+        ("context", "use", "nobody"),
+    ):
+        cli(*arguments, expect=ExitCode.NOT_FOUND)
+        assert cli.err.startswith("error: "), arguments
+
+
+def test_a_broker_that_is_gone_exits_6(
+    cli: Cli, leader: object, manifest: Path, own_embedded_broker: RunningBroker
+) -> None:
+    own_embedded_broker.kill()
+    cli("apply", "-f", manifest, expect=ExitCode.BROKER_UNREACHABLE)
+    cli("model", "list", expect=ExitCode.BROKER_UNREACHABLE)
+    own_embedded_broker.restart()  # so that the leader can be stopped in order
+
+
+def test_services_show_with_their_history(cli: Cli, agent: SimulatedAgent) -> None:
+    """Who registered is listed; what they said is kept, mere heartbeats left out."""
+    (row,) = cli.json("service", "list")
+    assert (row["serviceName"], row["instanceId"], row["status"]) == ("agent", "a/0/one", "UP")
+    agent.beat()
+    agent.beat("DRAINING")
+    assert [said["status"] for said in cli.json("service", "history", "agent")] == ["UP", "DRAINING"]
+    assert len(cli.json("service", "history", "a/0/one")) == 2
+    everything = json.loads(cli("service", "history", "agent", "--all", "-o", "json"))
+    assert len(everything) >= 3
+
+
+def test_the_log_is_followed_as_it_grows(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:
+    """`log -f -o json` writes a fact a line at once: a process that reads them sees a model become Available."""
+    command = [sys.executable, "-m", "magnetar_cli", "log", "-f", "-o", "json", "--subject", "iris"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        killed = threading.Timer(60, following.kill)
+        killed.start()
+        try:
+            cli("apply", "-f", manifest)
+            assert following.stdout is not None
+            kinds: list[str] = []
+            for text in following.stdout:
+                kinds.append(json.loads(text)["kind"])
+                if kinds[-1] == "TrafficChanged":
+                    break
+            assert "ReplicaPlaced" in kinds
+            assert kinds[-1] == "TrafficChanged"
+        finally:
+            killed.cancel()
+            following.kill()
+
+
+def test_the_doctor_says_what_is_well_and_what_is_not(cli: Cli, agent: SimulatedAgent) -> None:
+    """The leader of this test is not registered as a service: that is found, and everything else is well."""
+    cli("doctor", "--listen", 2, "-o", "json", expect=ExitCode.FAILED)
+    findings = {finding["check"]: finding for finding in json.loads(cli.out)}
+    assert [name for name, finding in findings.items() if finding["result"] == "bad"] == ["leader"]
+    assert {"broker", "schemas", "log", "lag of model-events", "lag of agent-events", "clocks"} <= findings.keys()
+
+
+def test_topics_of_the_embedded_broker_need_no_care(cli: Cli) -> None:
+    cli("topics", "apply")
+    assert cli.json("topics", "check") == []
+
+
+def test_an_empty_log_is_no_error(cli: Cli) -> None:
+    assert cli.json("model", "list") == []
+    assert cli.json("log") == []
+    cli("replay", expect=ExitCode.NOT_FOUND)
