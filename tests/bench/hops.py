@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from magnetar_common.brokers import embedded, select
-from magnetar_common.bus import LATEST, Bus, connect
-from magnetar_common.settings import BusSettings
+from magnetar_common.bus import LATEST, Bus
 from magnetar_common.topics import MODEL_EVENTS
 from magnetar_events import COMMAND, MODEL_EVENT, ModelEvent
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import LoadModel
 from magnetar_events.requests import DeployModel
+from magnetar_events.schemas import schema_json
 
 from tests.bench.measure import Row
 from tests.support.agents import SimulatedAgent
@@ -30,8 +30,7 @@ def measure() -> list[Row]:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder:
         with embedded.start(Path(folder) / "embedded") as broker:
-            settings = BusSettings(url=broker.service_url, data_dir=str(Path(folder) / "embedded"))
-            rows.append(_row("embedded", lambda: connect(settings)))
+            rows.append(_row("embedded", prepared(broker, folder)))
         with select.own_pulsar(Path(folder) / "pulsar") as broker:
             rows.append(_row("Pulsar", prepared(broker)))
     return rows
@@ -86,7 +85,7 @@ def _bare(bus: Bus) -> Callable[[], float]:
 
 def _ours(bus: Bus, agent: SimulatedAgent) -> Callable[[], float]:
     """A request for a model of a new name, until its command has arrived."""
-    producer = bus.producer(MODEL_EVENTS.name)
+    producer = bus.producer(MODEL_EVENTS.name, schema=schema_json(MODEL_EVENTS.schema))
     commands = bus.reader(agent._reader.topic, LATEST)
     names = iter(range(10**9))
 

@@ -1,26 +1,39 @@
-"""The leader's loop on the memory bus: from a request to a route, and across a restart."""
+"""The leader's loop on every broker: from a request to a route, and across a restart."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from magnetar_common.bus import Bus
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.log import replay
 from magnetar_common.topics import MODEL_EVENTS
 from magnetar_common.transitions import R
 from magnetar_events.commands import LoadModel, UnloadModel
+from magnetar_events.schemas import schema_json
 
 from tests.support.agents import SimulatedAgent
+from tests.support.brokers import prepared
 from tests.support.leading import eventually, leading
 from tests.support.requests import IRIS, deploy, last_route, servers_routed, set_policy, undeploy
 
 
-@pytest.fixture
-def broker() -> MemoryBroker:
-    return MemoryBroker()
+Connect = Callable[[], Bus]
 
 
-def test_deploy_becomes_a_command_and_a_route(broker: MemoryBroker) -> None:
+@pytest.fixture(params=["memory", "embedded", pytest.param("pulsar", marks=pytest.mark.pulsar)])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
+    """Connects to a Magnetar of the test's own, on each broker."""
+    if request.param == "memory":
+        broker = MemoryBroker()
+        return lambda: MemoryBus(broker)
+    return prepared(request.getfixturevalue(f"{request.param}_broker"), str(tmp_path))
+
+
+def test_deploy_becomes_a_command_and_a_route(connect: Connect) -> None:
     """DeployModel published → LoadModel at an agent → ModelLoaded → route; undeploy goes the way back."""
-    bus = MemoryBus(broker)
-    with leading(lambda: MemoryBus(broker)) as led:
+    bus = connect()
+    with leading(connect) as led:
         agent = SimulatedAgent(bus, "a")
         deploy(bus)
         eventually(lambda: servers_routed(bus) == {"local/a/0"})
@@ -38,33 +51,32 @@ def test_deploy_becomes_a_command_and_a_route(broker: MemoryBroker) -> None:
         assert replayed.illegal == 0
 
 
-def test_restart_resumes_without_repeating_or_losing(broker: MemoryBroker) -> None:
+def test_restart_resumes_without_repeating_or_losing(connect: Connect) -> None:
     """A second leadership goes on after the inputs that the first handled, and removes no route."""
-    bus = MemoryBus(broker)
-    with leading(lambda: MemoryBus(broker)) as led:
+    bus = connect()
+    with leading(connect) as led:
         agent = SimulatedAgent(bus, "a")
         deploy(bus)
         eventually(lambda: servers_routed(bus))
         first = led.state.position
     deploy(bus, "second")
-    with leading(lambda: MemoryBus(broker), identity="other") as led:
+    with leading(connect, identity="other") as led:
         eventually(lambda: servers_routed(bus, "default/second"))
         assert led.state.term == 2
         assert led.state.position > first
         assert servers_routed(bus) == {"local/a/0"}
         loads = [c.command.model for c in agent.commands if isinstance(c.command, LoadModel)]
         assert loads.count(IRIS) == 1
-        accepted = [m for m in led.state.requests]
-        assert len(accepted) == 2
+        assert len(led.state.requests) == 2
         agent.die()
 
 
-def test_junk_on_the_inputs_is_recorded_and_disturbs_nothing(broker: MemoryBroker) -> None:
+def test_junk_on_the_inputs_is_recorded_and_disturbs_nothing(connect: Connect) -> None:
     """Bytes that do not decode leave a RequestRejected with code, topic and message id."""
-    bus = MemoryBus(broker)
-    with leading(lambda: MemoryBus(broker)) as led:
+    bus = connect()
+    with leading(connect) as led:
         agent = SimulatedAgent(bus, "a")
-        bus.producer(MODEL_EVENTS.name).send(b"\xff\xfe junk", key="x")
+        bus.producer(MODEL_EVENTS.name, schema=schema_json(MODEL_EVENTS.schema)).send(b"\xff\xfe junk", key="x")
         deploy(bus)
         eventually(lambda: servers_routed(bus))
         agent.die()
@@ -75,10 +87,10 @@ def test_junk_on_the_inputs_is_recorded_and_disturbs_nothing(broker: MemoryBroke
         assert led.error is None
 
 
-def test_dead_server_is_replaced(broker: MemoryBroker) -> None:
+def test_dead_server_is_replaced(connect: Connect) -> None:
     """Silence for a lease makes a server lost, and its replica appears elsewhere."""
-    bus = MemoryBus(broker)
-    with leading(lambda: MemoryBus(broker)) as led:
+    bus = connect()
+    with leading(connect) as led:
         set_policy(bus, lease_ms=3000, heartbeat_ms=1000, evictions_per_minute=10, hold_ms=0)
         one, two = SimulatedAgent(bus, "a"), SimulatedAgent(bus, "b")
         deploy(bus)

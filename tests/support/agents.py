@@ -10,6 +10,7 @@ from magnetar_events import reports as r
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import LoadModel, ReportInventory, UnloadModel
 from magnetar_events.models import index_digest, served_name
+from magnetar_events.schemas import schema_json
 
 from tests.support.world import record
 
@@ -25,8 +26,8 @@ class SimulatedAgent:
         self._number = 0
         self._lock = threading.Lock()
         self._reader = bus.reader(commands_topic(server, 0), LATEST)
-        self._reports = bus.producer(AGENT_EVENTS.name)
-        self._registry = bus.producer(SERVICE_REGISTRY.name)
+        self._reports = bus.producer(AGENT_EVENTS.name, schema=schema_json(AGENT_EVENTS.schema))
+        self._registry = bus.producer(SERVICE_REGISTRY.name, schema=schema_json(SERVICE_REGISTRY.schema))
         self._stop = threading.Event()
         self._next_beat = 0.0
         self._thread = threading.Thread(target=self._run, daemon=True)

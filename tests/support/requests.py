@@ -5,6 +5,7 @@ from magnetar_common.topics import MODEL_EVENTS, ROUTES
 from magnetar_events import MODEL_EVENT, ROUTE, ModelEvent, Route
 from magnetar_events.policy import Policy
 from magnetar_events.requests import DeployModel, ScaleModel, SetPolicy, UndeployModel
+from magnetar_events.schemas import schema_json
 
 from tests.support.world import spec
 
@@ -12,7 +13,7 @@ IRIS = "default/iris"
 
 
 def ask(bus: Bus, event: ModelEvent) -> None:
-    producer = bus.producer(MODEL_EVENTS.name)
+    producer = bus.producer(MODEL_EVENTS.name, schema=schema_json(MODEL_EVENTS.schema))
     producer.send(MODEL_EVENT.encode(event), key=event.event.subject, properties=MODEL_EVENT.properties)
     producer.close()
 

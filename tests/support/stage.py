@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from magnetar_agent import agent as agents
 from magnetar_agent.agent import Agent, AgentOptions
 from magnetar_agent.devices import Devices
 from magnetar_common.bus import EARLIEST
@@ -51,7 +52,7 @@ class Stage:
             self.bus,
             info,
             adapter,
-            Devices(),
+            Devices(own_cgroup=folder / "none"),
             AgentOptions(folder, **values),  # type: ignore[arg-type]
             self.failures.append,
         )
@@ -77,7 +78,7 @@ class Stage:
         self.command(UnloadModel(model=model, generation=generation), position, term=term)
 
     def ask(self, position: int) -> None:
-        self.command(ReportInventory(), position)
+        self.command(ReportInventory(), position, term=max(1, self.agent._ledger.term))
 
     # --- what the agent said ------------------------------------------------------------------------------------------------
 
@@ -109,6 +110,7 @@ class Stage:
 def staged(folder: Path, adapter: FakeAdapter | None = None, **options: object) -> Iterator[Stage]:
     """An agent that runs; at the end it is closed, nothing of it failed, and no thread of it is left."""
     before = ours()
+    agents.POLL_S = 0.02  # its end is not to be waited for
     stage = Stage(folder, adapter or FakeAdapter(), **options)
     stage.agent.start()
     try:

@@ -181,6 +181,10 @@ def test_versions_are_drawn_by_weight_among_those_that_are_ready(world: World, s
     route = world.route(RouteTarget(generation=1, weight=80), new)
     assert world.routes.wait_for(IRIS, lambda now: now == route, SECONDS)
     assert {world.client.infer("iris", BODY).generation for _ in range(20)} == {3}
+    route = world.route(off)
+    assert world.routes.wait_for(IRIS, lambda now: now == route, SECONDS)
+    with pytest.raises(NoRoute):
+        world.client.infer("iris", BODY)
 
 
 def test_s31_no_such_model_is_404_and_known_but_not_loaded_is_503(world: World) -> None:
@@ -300,7 +304,7 @@ def test_s30_no_more_than_a_limit_is_in_progress_at_one_replica(
         waiting = [pool.submit(world.client.infer, "iris", BODY, timeout=SECONDS) for _ in range(2)]
         for _ in waiting:
             assert entered.acquire(timeout=SECONDS)
-        with pytest.raises(NoRoute) as busy:
+        with pytest.raises(NoRoute, match="no replica can take a request now") as busy:
             world.client.infer("iris", BODY)
         assert busy.value.status == 503
         released.set()

@@ -30,6 +30,8 @@ class Admin:
             raise BusRefused(
                 "there is no admin interface: set MAGNETAR_PULSAR_ADMIN_URL (the embedded broker has none)"
             )
+        self.tenant = settings.tenant
+        """Pulsar tenant of Magnetar's topics."""
         self._http = httpx.Client(
             base_url=settings.admin_url.rstrip("/") + "/admin/v2/",
             headers={"Authorization": f"Bearer {settings.token}"} if settings.token else {},

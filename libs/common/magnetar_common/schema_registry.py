@@ -13,6 +13,7 @@ from magnetar_common.admin import Admin
 from magnetar_common.bus import Message
 from magnetar_common.errors import BusRefused
 from magnetar_common.settings import BusSettings
+from magnetar_common.topics import under
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.schemas import fingerprint_of
 
@@ -27,6 +28,7 @@ class SchemaRegistry:
     """
 
     def __init__(self, settings: BusSettings) -> None:
+        self._tenant = settings.tenant
         self._admin = Admin(settings) if settings.admin_url else None
         self._known: dict[tuple[str, bytes], str] = {}
         self._lock = threading.Lock()
@@ -62,7 +64,7 @@ class SchemaRegistry:
     def _read(self, admin: Admin, topic: str, version: bytes) -> str:
         number = int.from_bytes(version, "big")
         try:
-            fingerprint = fingerprint_of(admin.schema_version(topic, number))
+            fingerprint = fingerprint_of(admin.schema_version(under(self._tenant, topic), number))
         except (BusRefused, ValueError, KeyError) as error:  # not there, not permitted, or not Avro
             _log.warning("a writer's schema cannot be had", topic=topic, version=number, error=str(error))
             return f"version {number}, which the registry does not give"

@@ -10,6 +10,7 @@ class BusSettings(BaseSettings):
     Attributes:
         url: ``pulsar://host:port``, ``pulsar+ssl://…``.
         admin_url: ``http://host:port`` of the admin REST API; empty = the broker has none (embedded).
+        tenant: Pulsar tenant of Magnetar's topics: several Magnetars can share a Pulsar.
         token: JWT, or empty.
         trust_certs: path of the CA certificates for ``pulsar+ssl``.
         operation_timeout_s: seconds until opening something is given up.
@@ -20,6 +21,7 @@ class BusSettings(BaseSettings):
 
     url: str = "pulsar://127.0.0.1:6650"
     admin_url: str = ""
+    tenant: str = "magnetar"
     token: str = Field(default="", repr=False)
     trust_certs: str = ""
     operation_timeout_s: int = 10

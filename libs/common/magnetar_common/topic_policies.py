@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from magnetar_common.admin import Admin, Json
 from magnetar_common.errors import BusRefused, NotThere
-from magnetar_common.topics import TOPICS, Topic
+from magnetar_common.topics import Topic, topics_of
 from magnetar_events.schemas import schema_json
 
 COMPATIBILITY = "BACKWARD_TRANSITIVE"
@@ -56,12 +56,12 @@ class _Policy:
     loses_data: bool = True
 
 
-def apply(admin: Admin | None, topics: Sequence[Topic] = TOPICS) -> None:
+def apply(admin: Admin | None, topics: Sequence[Topic] = ()) -> None:
     """Create what is missing (tenants, namespaces, topics, schemas) and set what differs. Idempotent.
 
     Args:
         admin: None for the embedded broker, which has no policies: topics come into being on first use.
-        topics: all of Magnetar's.
+        topics: by default all of Magnetar's, under the tenant of the settings.
 
     Raises:
         BusUnavailable: the admin interface cannot be reached.
@@ -69,6 +69,7 @@ def apply(admin: Admin | None, topics: Sequence[Topic] = TOPICS) -> None:
     """
     if admin is None:
         return
+    topics = topics or topics_of(admin.tenant)
     for tenant in sorted({topic.namespace.partition("/")[0] for topic in topics}):
         admin.create_tenant(tenant)
     for namespace, members in _namespaces(topics).items():
@@ -81,7 +82,7 @@ def apply(admin: Admin | None, topics: Sequence[Topic] = TOPICS) -> None:
             _apply_topic(admin, topic)
 
 
-def check(admin: Admin | None, topics: Sequence[Topic] = TOPICS) -> list[Violation]:
+def check(admin: Admin | None, topics: Sequence[Topic] = ()) -> list[Violation]:
     """Compare the broker with what is wanted; an empty list is a clean bill (always so on the embedded broker).
 
     Raises:
@@ -90,6 +91,7 @@ def check(admin: Admin | None, topics: Sequence[Topic] = TOPICS) -> list[Violati
     """
     if admin is None:
         return []
+    topics = topics or topics_of(admin.tenant)
     violations = list(_check_broker(admin))
     for namespace, members in _namespaces(topics).items():
         violations += _check_namespace(admin, namespace, members)

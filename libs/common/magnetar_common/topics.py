@@ -1,6 +1,6 @@
 """Every topic: its name, key, writers and policies, in one table."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 DAY_MINUTES = 24 * 60
@@ -64,3 +64,13 @@ INPUTS = (MODEL_EVENTS, AGENT_EVENTS)
 def commands_topic(server: str, replica: int) -> str:
     """Return the full name of one server's command topic."""
     return f"{COMMANDS.name}{server}-{replica}"
+
+
+def under(tenant: str, name: str) -> str:
+    """Return the name that one of Magnetar's topics has under another Pulsar tenant than ``magnetar``."""
+    return name.replace("persistent://magnetar/", f"persistent://{tenant}/", 1)
+
+
+def topics_of(tenant: str) -> tuple[Topic, ...]:
+    """Return all topics as they are named under a Pulsar tenant."""
+    return tuple(replace(topic, name=under(tenant, topic.name)) for topic in TOPICS)

@@ -90,7 +90,8 @@ class Operations:
                 Code.ARTIFACT_MISMATCH,
                 f"the artifact's sha256 is {artifact.sha256}, and {wanted.artifact_digest} is pinned to this version",
             )
-        activity, before = self.activity(), self._free()
+        activity = self.activity()
+        before = self._free() if activity[1] == 1 else {}
         name = served_name(wanted.model, wanted.generation)
         if afresh:
             self.adapter.unload(name)
@@ -107,13 +108,13 @@ class Operations:
         )
         for phase, milliseconds in (("fetch", fetch_ms), ("load", result.load_ms), ("verify", result.verify_ms)):
             LOAD_SECONDS.labels(phase).observe(milliseconds / 1000)
-        alone = activity[1] == 1 and self.activity() == activity
+        alone = self.activity() == activity and not result.already
         return ModelLoaded(
             model=wanted.model,
             generation=wanted.generation,
             position=position,
             digest=artifact.sha256,
-            memory=self._memory(wanted, before if alone and not result.already else {}),
+            memory=self._memory(wanted, before if alone else {}),
             http_port=urlsplit(self.adapter.endpoint(name)).port or 0,
             times=LoadTimes(fetch_ms=int(fetch_ms), load_ms=int(result.load_ms), verify_ms=int(result.verify_ms)),
         )

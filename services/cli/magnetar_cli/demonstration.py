@@ -12,7 +12,7 @@ from magnetar_cli import iris, shown
 from magnetar_cli.asking import asking
 from magnetar_cli.commands.log import row_of
 from magnetar_cli.connection import Following
-from magnetar_cli.output import Json, stdout, table
+from magnetar_cli.output import Json, put, table
 from magnetar_cli.stack import Plan, Stack
 from magnetar_cli.steps import Step, Story
 from magnetar_cli.traffic import Traffic
@@ -66,8 +66,7 @@ class Demonstration:
         Raises:
             CommandError: a step does not hold. Whatever was started has been stopped by then.
         """
-        console = stdout()
-        console.print(Text("Magnetar: an event-sourced control plane for model serving. The log is the state.\n"))
+        put("Magnetar: an event-sourced control plane for model serving. The log is the state.", "")
         with self._story.step("An environment for MLServer, apart from Magnetar's own") as step:
             environment = environments.ensure("mlserver", say=step.doing)
             step.note(f"in {environment.root}")
@@ -98,7 +97,7 @@ class Demonstration:
                 step.check(not left, f"still running: {'; '.join(left)}")
         finally:
             stack.stop()
-        console.print(Text(f"\nEvery step was checked. {self._story.elapsed:.0f} s.", style="bold"))
+        put("", Text(f"Every step was checked. {self._story.elapsed:.0f} s.", style="bold"))
 
     def _tell(self, stack: Stack, bus: Bus, log: Following, traffic: Traffic) -> None:
         self._join(log)

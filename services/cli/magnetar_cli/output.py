@@ -1,5 +1,6 @@
 """What a command says: results on standard output, as a table or as data; progress and everything else on the other."""
 
+import io
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -34,9 +35,17 @@ Output = Annotated[Format, typer.Option("--output", "-o", help="How to write the
 """The option ``-o`` of every command that shows something."""
 
 
-def stdout() -> Console:
-    """Return a console on standard output as it is now; as wide as need be where nobody looks."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+def put(*what: RenderableType) -> None:
+    """Write for people on standard output; into a pipe or a file as wide as need be, and without trailing spaces."""
+    if sys.stdout.isatty():
+        Console(highlight=False).print(*what, sep="\n")
+        return
+    console = Console(highlight=False, width=_WIDE, file=io.StringIO())
+    console.print(*what, sep="\n")
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    sys.stdout.write("".join(f"{text.rstrip()}\n" for text in lines))
+    sys.stdout.flush()
 
 
 def show(rows: Sequence[Json], columns: Columns, form: Format, *, nothing: str = "") -> None:
@@ -51,7 +60,7 @@ def show(rows: Sequence[Json], columns: Columns, form: Format, *, nothing: str =
     if form is not Format.TABLE:
         write(list(rows), form)
     elif rows:
-        stdout().print(table(rows, columns))
+        put(table(rows, columns))
     elif nothing:
         note(nothing)
 

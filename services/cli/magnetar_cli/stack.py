@@ -147,7 +147,7 @@ class Stack:
         return [child.pid for child in psutil.Process(agent.pid).children(recursive=True)]
 
     def stop(self) -> None:
-        """Stop everything in order: the scheduler, agents with their servers, the other services, the broker. Repeatable.
+        """Stop everything in order: scheduler, agents with their servers and other services, broker. Repeatable.
 
         The scheduler first: it would place elsewhere what the agents take with them.
         """

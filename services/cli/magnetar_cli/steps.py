@@ -10,7 +10,7 @@ from rich.text import Text
 
 from magnetar_agent.environments import EnvironmentUnavailable
 from magnetar_cli.exit_codes import CommandError
-from magnetar_cli.output import STDERR, stdout
+from magnetar_cli.output import STDERR, put
 from magnetar_common.errors import MagnetarError
 
 _POLL_S = 0.1
@@ -88,7 +88,5 @@ class Story:
                 hint = error.hint if isinstance(error, CommandError) else ""
                 raise CommandError(f"step {self._count} ({title}) does not hold: {error}", hint=hint) from error
         took = f"{time.monotonic() - began:.1f} s"
-        console = stdout()
-        console.print(Text.assemble(("✓ ", "bold green"), (f"{self._count:>2}  {title}", "bold"), (f"  {took}", "dim")))
-        for note in step.notes:
-            console.print(note)
+        told = Text.assemble(("✓ ", "bold green"), (f"{self._count:>2}  {title}", "bold"), (f"  {took}", "dim"))
+        put(told, *step.notes)

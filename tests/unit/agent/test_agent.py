@@ -93,6 +93,7 @@ def test_repeat_is_answered_and_not_acted_on(tmp_path: Path) -> None:
         stage.load(3, term=2)
         stage.adapter.gate.set()
         stage.hears(ModelLoaded, 3)
+        eventually(stage.agent._ledger.loaded)
         stage.load(3, term=2)
         stage.hears(ModelLoaded, 3, times=2)
         stage.inventory(4)
@@ -268,8 +269,10 @@ def test_s07_agent_starts_with_1500_models_in_its_server_and_as_many_commands(tm
     names = [f"default_m{n}_1" for n in range(1500)]
     with staged(tmp_path, FakeAdapter(names)) as stage:
         assert len(stage.hears(InventoryReported).models) == 1500
-        for n in range(1500):
-            stage.load(n + 1, f"default/m{n}")
+        stage.load(1, "default/m0")
+        pinned = stage.hears(ModelLoaded, 1).digest
+        for n in range(1, 1500):
+            stage.load(n + 1, f"default/m{n}", artifact_digest=pinned)
         eventually(lambda: len(stage.said(ModelLoaded)) == 1500, within=60)
         assert stage.agent.holds() == 1500
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from magnetar_agent.canary import Canary
-from magnetar_events.reports import InventoryReported, ModelLoaded
+from magnetar_events.reports import InventoryReported, ModelLoaded, ModelLoadFailed
 
 from tests.support.adapters import FakeAdapter
 from tests.support.leading import eventually
@@ -124,7 +124,8 @@ def test_load_that_fails_leaves_the_mark_of_a_hung_engine(engine: Engine, tmp_pa
         engine.hang = {SERVED}
         stage.hears(InventoryReported, times=2)
         stage.load(2, storage_uri=(tmp_path / "nothing").as_uri())
-        eventually(lambda: [r for r in stage.heard if getattr(stage.listen() and r.report, "position", 0) == 2][1:])
+        stage.hears(ModelLoadFailed, 2)
+        engine.let_go.set()
         stage.load(3)
         stage.hears(ModelLoaded, 3)
         assert stage.adapter.calls[-2:] == [("unload", SERVED), ("load", SERVED)]

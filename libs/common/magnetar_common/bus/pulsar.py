@@ -26,6 +26,7 @@ from magnetar_common.bus.lock import TopicLock
 from magnetar_common.bus.results import error_of, retrying
 from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, SendTimedOut, TopicHeld
 from magnetar_common.settings import BusSettings
+from magnetar_common.topics import under
 
 BATCHING_MS = 0
 """A batch is what piled up while the client was busy: as quick as no batching (send to acknowledgement p50 1.6 ms, 2.5
@@ -82,13 +83,13 @@ class PulsarBus:
             CannotFence: `exclusive` on the embedded broker without a ``data_dir``.
         """
         log = exclusive or batching
-        lock = TopicLock(self._settings.data_dir, topic) if exclusive and not self.fences else None
+        lock = TopicLock(self._settings.data_dir, under(self._settings.tenant, topic)) if exclusive and not self.fences else None
         timeout_s = self._settings.operation_timeout_s
         try:
             native = self._open(
                 f"producer on {topic}",
                 lambda: self._client.create_producer(
-                    topic,
+                    under(self._settings.tenant, topic),
                     schema=_AvroBytes(schema) if schema and self.fences else BytesSchema(),
                     access_mode=pulsar.ProducerAccessMode.Exclusive
                     if exclusive and self.fences
@@ -121,7 +122,7 @@ class PulsarBus:
         native = self._open(
             f"reader on {topic}",
             lambda: self._client.create_reader(
-                topic, _native_id(after), is_read_compacted=compacted, reader_name=name or None
+                under(self._settings.tenant, topic), _native_id(after), is_read_compacted=compacted, reader_name=name or None
             ),
         )
         return PulsarReader(native, topic, after, embedded=not self.fences)
@@ -134,7 +135,7 @@ class PulsarBus:
             self._open(
                 f"subscription {name} on {topic}",
                 lambda: self._client.subscribe(
-                    topic,
+                    under(self._settings.tenant, topic),
                     name,
                     # Failover: a second scheduler may open it too. No queue: nothing is ever read through it.
                     consumer_type=pulsar.ConsumerType.Failover,

@@ -13,7 +13,7 @@ from magnetar_cli.asking import Generation, Reason, Seconds, Wait, answered, ask
 from magnetar_cli.commands.apply import File
 from magnetar_cli.connection import connected, following
 from magnetar_cli.exit_codes import Misused, NotFound
-from magnetar_cli.output import Columns, Format, Json, Output, note, show, stdout, table, write
+from magnetar_cli.output import Columns, Format, Json, Output, note, put, show, table, write
 from magnetar_cli.waiting import TERMINATED, parse_state, wait_for
 from magnetar_common.client import Handle, Magnetar
 from magnetar_common.errors import BusUnavailable
@@ -119,9 +119,9 @@ def status(name: Named, *, wait: Wait = "", timeout: Seconds = 60.0, output: Out
     if output is not Format.TABLE:
         write(row, output)
         return
-    stdout().print(table([row], shown.MODELS))
+    put(table([row], shown.MODELS))
     if row["replicas"]:
-        stdout().print(table(row["replicas"], shown.REPLICAS, "\nreplicas"))
+        put("", table(row["replicas"], shown.REPLICAS, "replicas"))
 
 
 @app.command()

@@ -8,7 +8,7 @@ import typer
 from magnetar_cli import shown
 from magnetar_cli.connection import connected
 from magnetar_cli.exit_codes import NotFound
-from magnetar_cli.output import STDERR, Format, Output, note, stdout, table, write
+from magnetar_cli.output import STDERR, Format, Output, note, put, table, write
 from magnetar_common.bus import Bus
 from magnetar_common.log import LogRecord
 from magnetar_common.log import replay as replayed
@@ -38,7 +38,7 @@ def replay(
     )
     for rows, columns, title in tables:
         if rows:
-            stdout().print(table(rows, columns, title), end="\n\n")
+            put(table(rows, columns, title), "")
 
 
 def state_at(bus: Bus, at: str) -> State:

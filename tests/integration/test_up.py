@@ -1,0 +1,68 @@
+"""`magnetar up` as a process: what it starts works, is kept running, and never outlives it."""
+
+import json
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.leading import eventually
+from tests.support.processes import Command, running
+
+UP = ("up", "--agents", "0", "--data", "data")
+
+
+def serving(command: Command) -> bool:
+    assert command.process.poll() is None, command.log.read_text()
+    return "Ctrl-C" in command.log.read_text()
+
+
+def scheduler(command: Command) -> psutil.Process | None:
+    found = [each for each in command.left() if each.cmdline()[-1] == "scheduler"]
+    return found[0] if found else None
+
+
+def leader(command: Command) -> str:
+    done = command.also("replay", "-o", "json")
+    return json.loads(done.stdout)["state"]["leader"] if done.returncode == 0 else ""
+
+
+def test_up_serves_restarts_what_dies_and_leaves_nothing(tmp_path: Path) -> None:
+    """Commands reach it without a flag; a killed scheduler is back and leads; Ctrl-C ends it all in order, exit 0."""
+    with running(tmp_path, *UP) as up:
+        eventually(lambda: serving(up), within=90)
+        assert up.also("model", "list", "-o", "json").stdout.strip() == "[]"
+        first = scheduler(up)
+        assert first is not None
+        leads = leader(up)
+        first.kill()
+        eventually(lambda: leader(up) not in ("", leads), within=60)
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(60) == 0, up.log.read_text()
+        assert not up.left()
+        assert "Traceback" not in up.log.read_text()
+        assert not json.loads(up.also("context", "list", "-o", "json").stdout)[1]["inUse"]
+
+
+@pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux kills children with their parent")
+def test_a_killed_up_takes_everything_with_it(tmp_path: Path) -> None:
+    """kill -9: the services die by the kernel's hand, the broker by its watchdog's."""
+    with running(tmp_path, *UP) as up:
+        eventually(lambda: serving(up), within=90)
+        assert len(up.left()) > 4
+        up.process.kill()
+        eventually(lambda: not up.left(), within=30)
+
+
+def test_up_goes_on_with_what_is_in_its_folder(tmp_path: Path) -> None:
+    """The log is in the folder: a second `up` leads in the next term, after the same entries."""
+    terms: list[int] = []
+    for _ in range(2):
+        with running(tmp_path, *UP) as up:
+            eventually(lambda: serving(up), within=90)
+            terms.append(json.loads(up.also("replay", "-o", "json").stdout)["state"]["term"])
+            up.process.send_signal(signal.SIGTERM)
+            assert up.process.wait(60) == 0
+            up.log.unlink()
+    assert terms == [1, 2]
