@@ -42,19 +42,16 @@ class _Field:
 def fields_of(cls: type) -> tuple[_Field, ...]:
     """Return the fields of a record class in order."""
     if issubclass(cls, BaseModel):
+        described = cast("dict[str, Any]", cast("Any", cls).model_fields)
         return tuple(
-            _Field(name, info.alias or to_camel(name), _rebuild(info), _default(info.default, info.default_factory))
-            for name, info in cls.model_fields.items()
+            _Field(name, info.alias or to_camel(name), info.annotation, _default(info.default, info.default_factory))
+            for name, info in described.items()
         )
     hints = get_type_hints(cls)
     return tuple(
         _Field(f.name, to_camel(f.name), hints[f.name], _default(f.default, f.default_factory))
-        for f in dataclasses.fields(cls)
+        for f in dataclasses.fields(cast("Any", cls))
     )
-
-
-def _rebuild(info: Any) -> Any:
-    return info.annotation
 
 
 def _default(value: Any, factory: Any) -> Any:
@@ -76,7 +73,9 @@ def _plain(annotation: Any) -> Any:
 
 
 def _is_record(annotation: Any) -> bool:
-    return isinstance(annotation, type) and (issubclass(annotation, BaseModel) or dataclasses.is_dataclass(annotation))
+    return isinstance(annotation, type) and (
+        issubclass(cast("type[Any]", annotation), BaseModel) or dataclasses.is_dataclass(cast("Any", annotation))
+    )
 
 
 # --- schema -----------------------------------------------------------------------------------------------------------
@@ -121,8 +120,10 @@ def _schema(annotation: Any, seen: set[str]) -> Schema:
 def _wire_default(annotation: Any, value: Any) -> Any:
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
-    if isinstance(value, (tuple, list, dict)) and not value:
-        return [] if not isinstance(value, dict) else {}
+    if value in ((), []):
+        return []
+    if value == {}:
+        return {}
     if _is_record(type(value)):
         return {f.wire: _wire_default(f.annotation, getattr(value, f.name)) for f in fields_of(type(value))}
     raise TypeError(f"{value!r} of {annotation!r} has no Avro default")
@@ -166,17 +167,13 @@ def from_wire(cls: type) -> Callable[[Wired], Any]:
 
 
 def _compile(source: str, scope: dict[str, Any]) -> Callable[[Any], Any]:
-    return eval(source, scope)  # noqa: S307 - generated above from our own annotations
+    return eval(source, scope)
 
 
 def _bind(scope: dict[str, Any], value: Any) -> str:
     name = f"v{len(scope)}"
     scope[name] = value
     return name
-
-
-def _lazy(make: Callable[[type], Callable[[Any], Any]], cls: type) -> Callable[[Any], Any]:
-    return make(cls)
 
 
 def _out(annotation: Any, value: str, scope: dict[str, Any]) -> str:

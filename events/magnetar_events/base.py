@@ -11,7 +11,17 @@ from pydantic.alias_generators import to_camel
 
 _NAME = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 _MEMORY = re.compile(r"^(\d+(?:\.\d+)?)\s*(|k|M|G|T|Ki|Mi|Gi|Ti)B?$")
-_MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_MEMORY_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 _MAX_LONG = 2**53 - 1  # exact in JSON as well as in an Avro long
 
 

@@ -157,7 +157,9 @@ def _unreadable(
         tries = [_unreadable(branch, writer, names, old, path, set(seen)) for branch in cast("list[Any]", reader)]
         if any(not findings for findings in tries):
             return []
-        same = [t for t, b in zip(tries, cast("list[Any]", reader), strict=True) if _title(b, names) == _title(writer, old)]
+        same = [
+            t for t, b in zip(tries, cast("list[Any]", reader), strict=True) if _title(b, names) == _title(writer, old)
+        ]
         return same[0] if same else [f"{path or 'top'}: nothing reads what was a {_title(writer, old)}"]
     r, w = _title(reader, names), _title(writer, old)
     if isinstance(reader, str) or isinstance(writer, str):

@@ -7,7 +7,6 @@ from magnetar_events import ModelEvent
 from magnetar_events.requests import DeployModel
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.decide import decide
-
 from tests.bench.measure import Row, cpu_times, mean, percentile
 from tests.support.world import MIB, World, spec
 

@@ -14,7 +14,6 @@ from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import LoadModel
 from magnetar_events.requests import DeployModel
 from magnetar_events.schemas import schema_json
-
 from tests.bench.measure import Row
 from tests.support.agents import SimulatedAgent
 from tests.support.brokers import prepared

@@ -12,7 +12,6 @@ from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY
 from magnetar_events.codec import FINGERPRINT
-
 from tests.bench.measure import Row, quiet
 from tests.support.world import MIB, World, spec
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
+
 from magnetar_agent.agent import Agent
 from magnetar_agent.main import serve
 from magnetar_agent.settings import AgentSettings
@@ -17,7 +17,6 @@ from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.status import ModelState, ModelStatus, model_status
 from magnetar_common.transitions import R
-
 from tests.support.leading import Led, eventually, leading
 from tests.support.requests import IRIS, deploy, last_route, servers_routed, set_policy, undeploy
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from magnetar_agent.environments import Environment
 from magnetar_agent.server_process import ServerProcess
 from magnetar_common.status import ModelState
-
 from tests.e2e.stand import RepositoryServerContract, Sample, Stand, settings_for, standing
 from tests.support.leading import eventually
 from tests.support.requests import IRIS, servers_routed, undeploy

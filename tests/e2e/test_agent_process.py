@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+
 from magnetar_common.status import ModelState
 from magnetar_events.models import Runtime
-
 from tests.e2e.stand import Stand, settings_for, standing
 from tests.support.leading import eventually
 from tests.support.requests import deploy, last_route, servers_routed, undeploy

@@ -1,11 +1,10 @@
 """A leader, an agent and a real Triton: load, infer, unload, and what goes wrong."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from magnetar_agent.environments import Environment
 
+from magnetar_agent.environments import Environment
 from tests.e2e.stand import RepositoryServerContract, Sample, Stand, settings_for, standing
 from tests.e2e.test_adapters_triton import _DOUBLE
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from magnetar_common.bus import Bus
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.log import replay
@@ -11,12 +12,10 @@ from magnetar_common.topics import MODEL_EVENTS
 from magnetar_common.transitions import R
 from magnetar_events.commands import LoadModel, UnloadModel
 from magnetar_events.schemas import schema_json
-
 from tests.support.agents import SimulatedAgent
 from tests.support.brokers import prepared
 from tests.support.leading import eventually, leading
 from tests.support.requests import IRIS, deploy, last_route, servers_routed, set_policy, undeploy
-
 
 Connect = Callable[[], Bus]
 

@@ -29,7 +29,10 @@ def leader(command: Command) -> str:
 
 
 def test_up_serves_restarts_what_dies_and_leaves_nothing(tmp_path: Path) -> None:
-    """Commands reach it without a flag; a killed scheduler is back and leads; Ctrl-C ends it all in order, exit 0."""
+    """Commands reach it without a flag; a killed scheduler is back and leads; Ctrl-C ends it all in order, exit 0.
+
+    A second one on the same folder goes on with the same log.
+    """
     with running(tmp_path, *UP) as up:
         eventually(lambda: serving(up), within=90)
         assert up.also("model", "list", "-o", "json").stdout.strip() == "[]"
@@ -43,6 +46,10 @@ def test_up_serves_restarts_what_dies_and_leaves_nothing(tmp_path: Path) -> None
         assert not up.left()
         assert "Traceback" not in up.log.read_text()
         assert not json.loads(up.also("context", "list", "-o", "json").stdout)[1]["inUse"]
+        up.log.unlink()
+    with running(tmp_path, *UP) as up:
+        eventually(lambda: serving(up), within=90)
+        assert json.loads(up.also("replay", "-o", "json").stdout)["state"]["term"] == 3
 
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux kills children with their parent")

@@ -11,14 +11,21 @@ from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import LoadModel, ReportInventory, UnloadModel
 from magnetar_events.models import index_digest, served_name
 from magnetar_events.schemas import schema_json
-
 from tests.support.world import record
 
 
 class SimulatedAgent:
     """What it was told is in ``commands``; ``obey`` decides whether it answers."""
 
-    def __init__(self, bus: Bus, server: str, *, obey: bool = True, holds: dict[tuple[str, int], str] | None = None, **fields: object) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        server: str,
+        *,
+        obey: bool = True,
+        holds: dict[tuple[str, int], str] | None = None,
+        **fields: object,
+    ) -> None:
         self.record: ServiceRecord = record(server, **fields)  # type: ignore[arg-type]
         self.obey = obey
         self.commands: list[Command] = []
@@ -33,12 +40,16 @@ class SimulatedAgent:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    def _now(self) -> int:
+        return time.time_ns() // 10**6 + self._clock_ms
+
     def digest(self) -> str:
         return index_digest(served_name(m, g) for m, g in self.loaded)
 
     def beat(self, status: str = "UP") -> None:
         info = self.record.server.model_copy(update={"digest": self.digest()})  # type: ignore[union-attr]
-        rec = self.record.model_copy(update={"server": info, "status": status, "timestamp": time.time_ns() // 10**6})
+        rec = self.record.model_copy(update={"server": info, "status": status, "timestamp": self._now()})
+        self.beats += 1
         self._registry.send(SERVICE_RECORD.encode(rec), key=rec.instance_id, properties=SERVICE_RECORD.properties)
 
     def report(self, report: r.ReportKind) -> None:
@@ -63,7 +74,9 @@ class SimulatedAgent:
             self.loaded.pop((wanted.model, wanted.generation), None)
             self.report(r.ModelUnloaded(model=wanted.model, generation=wanted.generation, position=at))
         elif isinstance(wanted, ReportInventory):
-            models = tuple(r.InventoryModel(model=m, generation=g, ready=True, digest=d) for (m, g), d in self.loaded.items())
+            models = tuple(
+                r.InventoryModel(model=m, generation=g, ready=True, digest=d) for (m, g), d in self.loaded.items()
+            )
             self.report(r.InventoryReported(position=at, models=models, digest=self.digest()))
 
     def _run(self) -> None:

@@ -44,7 +44,7 @@ class Led:
             self.error = error
 
     @property
-    def state(self):  # noqa: ANN201
+    def state(self):
         return self.leader.state
 
     def stop(self) -> None:

@@ -6,7 +6,6 @@ from magnetar_events import MODEL_EVENT, ROUTE, ModelEvent, Route
 from magnetar_events.policy import Policy
 from magnetar_events.requests import DeployModel, ScaleModel, SetPolicy, UndeployModel
 from magnetar_events.schemas import schema_json
-
 from tests.support.world import spec
 
 IRIS = "default/iris"

@@ -16,7 +16,6 @@ from magnetar_events import AGENT_EVENT, COMMAND, AgentEvent
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import Command, CommandKind, LoadModel, ReportInventory, UnloadModel
 from magnetar_events.reports import InventoryReported, ReportKind
-
 from tests.support.adapters import FakeAdapter
 from tests.support.leading import eventually
 from tests.support.world import record

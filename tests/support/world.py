@@ -21,7 +21,11 @@ MIB = 2**20
 
 
 def spec(name: str = "iris", **fields: object) -> ModelSpec:
-    values: dict[str, object] = {"storage_uri": "file:///models/iris", "requirements": ("sklearn",), "memory": 100 * MIB}
+    values: dict[str, object] = {
+        "storage_uri": "file:///models/iris",
+        "requirements": ("sklearn",),
+        "memory": 100 * MIB,
+    }
     return ModelSpec(name=name, **{**values, **fields})  # type: ignore[arg-type]
 
 

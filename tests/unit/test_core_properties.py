@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from magnetar_common.evolve import evolve, fold
 from magnetar_common.state import ReplicaKey, State
 from magnetar_common.transitions import R
@@ -16,8 +17,6 @@ from magnetar_events.entry import Input
 from magnetar_events.models import served_name
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.decide import decide
- 
-
 from tests.support.world import MIB, World, record, spec
 
 SERVERS = "abc"
@@ -133,10 +132,6 @@ def test_any_history(steps: list[tuple[str, Any, Any]]) -> None:
         assert world.state == again
 
 
-def _values(annotation: Any, draw: Any) -> Any:
-    return draw(annotation)
-
-
 KINDS: list[type] = list(get_args(f.Fact))
 TEXTS = st.sampled_from(["", "default/m1", "local/a/0", "Loading", "Available", "Lost", "x"])
 
@@ -184,8 +179,8 @@ def _entry(fact: f.Fact) -> Any:
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.lists(step, max_size=25), st.lists(step, min_size=1, max_size=1))
-def test_decide_is_pure(steps: list[tuple[str, Any, Any]], _last: Any) -> None:
+@given(st.lists(step, max_size=25))
+def test_decide_is_pure(steps: list[tuple[str, Any, Any]]) -> None:
     """Deciding leaves the state as it was, and decides the same again; the log re-decides to itself."""
     world = World()
     for action, one, two in steps:

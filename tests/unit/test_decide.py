@@ -7,7 +7,6 @@ from magnetar_events import facts as f
 from magnetar_events import reports as r
 from magnetar_events.policy import Policy
 from magnetar_events.requests import DeployModel, SetPolicy
-
 from tests.support.world import MIB, World, record, spec
 
 IRIS = "default/iris"
@@ -124,9 +123,11 @@ def test_new_version_rolls_out_without_a_gap() -> None:
     facts = world.answer_one(second)
     names = [(type(x).__name__, getattr(x, "after", "")) for x in facts]
     routed = names.index(("TrafficChanged", ""))
-    assert names.index(("ReplicaChanged", "UnrouteRequested")) > max(
-        n for n, x in enumerate(names) if x == ("ReplicaChanged", "Available")
-    ) > routed
+    assert (
+        names.index(("ReplicaChanged", "UnrouteRequested"))
+        > max(n for n, x in enumerate(names) if x == ("ReplicaChanged", "Available"))
+        > routed
+    )
     assert model.traffic == (f.TrafficTarget(2, 100),)
     world.pass_time(5_000)
     world.answer()

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+
 from magnetar_common.evolve import fold
 from magnetar_common.render import state_digest
 from magnetar_common.state import State
 from magnetar_events import ENTRY
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.inputs import understand
-
 from tests import golden
 
 LOGS = sorted(golden.FOLDER.glob("*.jsonl"))

@@ -7,14 +7,12 @@ that is about nothing known, leaves the state as it is and is counted in ``State
 from collections.abc import Callable
 from typing import Any
 
-from magnetar_events import facts as f
-from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
-from magnetar_events.records import ServerInfo
-
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
 from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Version
 from magnetar_common.transitions import ARRIVING, LEAVING, STATES, R, is_legal
-
+from magnetar_events import facts as f
+from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
+from magnetar_events.records import ServerInfo
 
 RECENT = 16_384
 """Entries whose ids are remembered: more than a client sends again after it lost its connection (its queue is 10,000)."""

@@ -6,12 +6,12 @@ are kept sorted by (replicas, key): least load first, ties always the same way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sortedcontainers import SortedList
+import sortedcontainers  # pyright: ignore[reportMissingTypeStubs]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from magnetar_common.state import Server
 
@@ -40,7 +40,7 @@ class Fleet:
     __slots__ = ("_classes", "_places")
 
     def __init__(self) -> None:
-        self._classes: dict[ServerClass, SortedList[tuple[int, str]]] = {}
+        self._classes: dict[ServerClass, Any] = {}
         self._places: dict[str, tuple[ServerClass, tuple[int, str]]] = {}
 
     def put(self, server: Server) -> None:
@@ -54,9 +54,9 @@ class Fleet:
         if place == (kind, rank):
             return
         self.drop(server.key)
-        ranks = self._classes.get(kind)
+        ranks: Any = self._classes.get(kind)
         if ranks is None:
-            ranks = self._classes[kind] = SortedList()
+            ranks = self._classes[kind] = sortedcontainers.SortedList()  # pyright: ignore[reportUnknownMemberType]
         ranks.add(rank)
         self._places[server.key] = (kind, rank)
 
@@ -83,7 +83,7 @@ class Fleet:
         if not ranks:
             del self._classes[kind]
 
-    def classes(self) -> list[tuple[ServerClass, SortedList[tuple[int, str]]]]:
+    def classes(self) -> list[tuple[ServerClass, Iterable[tuple[int, str]]]]:
         """Return every class with its servers as (replicas, key), least loaded first."""
         return list(self._classes.items())
 

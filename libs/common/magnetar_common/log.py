@@ -3,15 +3,14 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from magnetar_events import ENTRY
-from magnetar_events.codec import FINGERPRINT, Undecodable
-from magnetar_events.entry import BARRIER, Entry
-
 from magnetar_common.bus import EARLIEST, Bus, MessageId
 from magnetar_common.errors import BusUnavailable, LogTooNew, LogUnreadable
 from magnetar_common.evolve import fold
 from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
+from magnetar_events import ENTRY
+from magnetar_events.codec import FINGERPRINT, Undecodable
+from magnetar_events.entry import BARRIER, Entry
 
 
 @dataclass(slots=True, frozen=True)
@@ -60,7 +59,9 @@ class LogReader:
             entry = ENTRY.decode_trusted(message.payload, fingerprint)
         except Undecodable as error:
             if error.code in ("UNKNOWN_KIND", "UNKNOWN_SCHEMA"):
-                raise LogTooNew(f"message {message.id} of the log: {error}; it needs a newer version of Magnetar") from error
+                raise LogTooNew(
+                    f"message {message.id} of the log: {error}; it needs a newer version of Magnetar"
+                ) from error
             raise LogUnreadable(
                 f"message {message.id} of the log is not an entry ({error}); if somebody else wrote it, void it"
             ) from error

@@ -1,17 +1,18 @@
 """The route of a model, computed from the state: exact versions with weights, and their replicas that are Available."""
 
-from magnetar_events.models import served_name
-from magnetar_events.routes import Endpoint, Route, RouteTarget
-
 from magnetar_common.state import Model, State
 from magnetar_common.status import model_status
 from magnetar_common.transitions import R
+from magnetar_events.models import served_name
+from magnetar_events.routes import Endpoint, Route, RouteTarget
 
 
 def route_of(state: State, model: Model) -> Route:
     """Return a model's route as of the state's position. Replicas are in order of server."""
     targets = tuple(
-        RouteTarget(generation=target.generation, weight=target.weight, endpoints=_endpoints(state, model, target.generation))
+        RouteTarget(
+            generation=target.generation, weight=target.weight, endpoints=_endpoints(state, model, target.generation)
+        )
         for target in model.traffic
     )
     note = "" if any(target.endpoints for target in targets) else model_status(model).reason[:512]

@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from magnetar_common.fleet import Fleet
+from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
 from magnetar_events.facts import Booking, Candidate, PlacementRefused, TrafficTarget, VersionFailed
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServerInfo, ServiceRecord
-
-from magnetar_common.fleet import Fleet
-from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
 
 __all__ = ["Candidate", "Model", "Replica", "ReplicaKey", "Server", "State", "Version"]
 
@@ -153,7 +152,9 @@ class Model:
         if self.deleted or self.generation not in self.versions:
             return []
         kept = [self.generation]
-        kept += [t.generation for t in self.traffic if t.generation != self.generation and t.generation in self.versions]
+        kept += [
+            t.generation for t in self.traffic if t.generation != self.generation and t.generation in self.versions
+        ]
         return kept
 
     def missing(self, generation: int) -> int:
@@ -232,7 +233,7 @@ class Server:
     @property
     def info(self) -> ServerInfo:
         """The server's part of its record."""
-        assert self.record.server is not None  # noqa: S101 - no record without it joins
+        assert self.record.server is not None
         return self.record.server
 
     @property

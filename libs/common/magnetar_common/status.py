@@ -91,7 +91,12 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         return state, "NO_ROOM", f"{refused.missing} of {model.wanted} replicas: {refused.message}", True
     troubled = next((r for r in model.of(model.generation) if r.state is R.LOAD_FAILED), None)
     if troubled is not None:
-        return ModelState.PROGRESSING, troubled.code, f"attempt {troubled.attempt} on {troubled.server}: {troubled.reason}", True
+        return (
+            ModelState.PROGRESSING,
+            troubled.code,
+            f"attempt {troubled.attempt} on {troubled.server}: {troubled.reason}",
+            True,
+        )
     return ModelState.PROGRESSING, "", f"{available} of {model.wanted} replicas are available", True
 
 

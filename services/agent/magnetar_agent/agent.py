@@ -56,7 +56,7 @@ class AgentOptions:
     folder: Path
     secrets: Path | None = None
     load_concurrency: int = 4
-    server_wait_s: float = 60.0
+    server_wait_s: float = 20.0
     canary_s: float = 30.0
     canary_patience_s: float = 30.0
     close_s: float = 5.0

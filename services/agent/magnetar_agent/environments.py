@@ -31,7 +31,7 @@ _STUB_GLIBC = (2, 35)  # the wheel's platform tag: manylinux_2_35
 _Say = Callable[[str], None]
 
 
-class EnvironmentUnavailable(Exception):  # noqa: N818
+class EnvironmentUnavailable(Exception):
     """A server's environment cannot be had here. The message is one line: what is missing, and what to do."""
 
 

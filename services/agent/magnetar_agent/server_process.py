@@ -45,7 +45,7 @@ class Launch:
         return f"http://{self.host}:{self.http_port}"
 
 
-class ServerStartFailed(Exception):  # noqa: N818
+class ServerStartFailed(Exception):
     """The server did not come up; the message holds its last lines."""
 
 

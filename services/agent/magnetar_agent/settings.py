@@ -78,7 +78,7 @@ class AgentSettings(BaseSettings):
     load_attempts: int = Field(default=4, ge=1)
     load_elapsed_s: float = Field(default=15.0, gt=0)
     load_timeout_s: float = Field(default=600.0, gt=0)
-    server_wait_s: float = Field(default=60.0, ge=0)
+    server_wait_s: float = Field(default=20.0, ge=0)
     canary_s: float = Field(default=30.0, ge=0)
     canary_patience_s: float = Field(default=30.0, gt=0)
     drain_timeout_s: float = Field(default=300.0, ge=0)
@@ -97,7 +97,7 @@ class AgentSettings(BaseSettings):
         except ValueError as error:
             raise ValueError(f"configuration is not JSON: {error}") from error
         if not isinstance(whole, dict):
-            raise ValueError("configuration must be a JSON object")  # noqa: TRY004 - pydantic turns ValueError into its own
+            raise ValueError("configuration must be a JSON object")
         fields = cast("dict[str, Any]", whole)
         unknown = sorted(fields.keys() - cls.model_fields.keys())
         if unknown:

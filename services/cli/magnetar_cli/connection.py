@@ -100,15 +100,15 @@ class Following:
         Raises:
             LogError: the log has a hole or a fork, or cannot be read.
         """
+        for record in self._ever() if ever else self._reader.stored():
+            if record.entry.position != BARRIER:
+                yield record
+                fold(self.state, record.entry, str(record.message_id))
+
+    def _ever(self) -> Iterator[LogRecord]:
         while True:
-            for record in self._reader.stored():
-                if record.entry.position != BARRIER:
-                    yield record
-                    fold(self.state, record.entry, str(record.message_id))
-            if not ever:
-                return
-            while self._reader.at_end():
-                time.sleep(_LOOK_S)
+            if (record := self._reader.read(1.0)) is not None:
+                yield record
 
     def catch_up(self) -> State:
         """Return the state as of now."""

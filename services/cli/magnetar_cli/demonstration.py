@@ -13,7 +13,8 @@ from magnetar_cli.asking import asking
 from magnetar_cli.commands.log import row_of
 from magnetar_cli.connection import Following
 from magnetar_cli.output import Json, put, table
-from magnetar_cli.stack import Plan, Stack
+from magnetar_cli.plan import Plan
+from magnetar_cli.stack import Stack
 from magnetar_cli.steps import Step, Story
 from magnetar_cli.traffic import Traffic
 from magnetar_cli.waiting import described, status_of

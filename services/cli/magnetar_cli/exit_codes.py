@@ -31,6 +31,13 @@ class ExitCode(IntEnum):
     """Ctrl-C."""
 
 
+MEANING = (
+    "Exit codes: 0 done; 1 failed; 2 usage or manifest wrong; 3 rejected by the scheduler; 4 timed out; 5 not found; "
+    "6 no broker; 75 deposed (scheduler); 130 interrupted."
+)
+"""The same in a line, for `--help`."""
+
+
 class CommandError(MagnetarError):
     """A command ends here.
 
@@ -45,21 +52,21 @@ class CommandError(MagnetarError):
         self.hint = hint
 
 
-class NotFound(CommandError):  # noqa: N818 - as the other errors
+class NotFound(CommandError):
     """There is no such thing."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, ExitCode.NOT_FOUND, hint)
 
 
-class TimedOut(CommandError):  # noqa: N818 - as the other errors
+class TimedOut(CommandError):
     """What was waited for did not happen in time."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message, ExitCode.TIMED_OUT, hint)
 
 
-class Misused(CommandError):  # noqa: N818 - as the other errors
+class Misused(CommandError):
     """A flag, a name or a manifest is wrong."""
 
     def __init__(self, message: str, hint: str = "") -> None:

@@ -12,7 +12,7 @@ from magnetar_cli.commands.apply import apply
 from magnetar_cli.commands.replay import replay
 from magnetar_cli.commands.run import Services
 from magnetar_cli.contexts import CONTEXT
-from magnetar_cli.exit_codes import ExitCode, judge
+from magnetar_cli.exit_codes import MEANING, ExitCode, judge
 from magnetar_cli.output import complain, line
 from magnetar_common import __version__
 from magnetar_common.errors import MagnetarError
@@ -28,6 +28,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Magnetar: an event-sourced control plane for model serving. The log is the state.",
+    epilog=MEANING,
 )
 app.command()(up.up)
 app.command()(demo.demo)

@@ -11,15 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
 from magnetar_agent import environments
 from magnetar_cli.contexts import BrokerContext
 from magnetar_cli.exit_codes import CommandError
+from magnetar_cli.plan import Plan
 from magnetar_cli.supervised import Supervised
 from magnetar_common import topic_policies
 from magnetar_common.admin import Admin
@@ -27,33 +26,11 @@ from magnetar_common.brokers import RunningBroker, embedded, jvm
 from magnetar_common.brokers.ports import free_ports
 from magnetar_common.settings import BusSettings
 
-BrokerChoice = Literal["embedded", "jvm"]
-ServerKind = Literal["mlserver", "triton", "process"]
-
 MARK = "MAGNETAR_STACK"
 """Environment variable that every process of a stack carries, to tell afterwards whether one is left."""
 
 _READY_S = 60.0
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to start.
-
-    Attributes:
-        data: folder for everything: the broker's data, read model, artifacts, logs.
-        agents: how many agents, each with an inference server of its own.
-        kind: of the inference servers.
-        broker: which broker.
-        process_command: for ``process``: what starts one model's server.
-    """
-
-    data: Path
-    agents: int = 3
-    kind: ServerKind = "mlserver"
-    broker: BrokerChoice = "embedded"
-    process_command: str = ""
 
 
 class Stack:
@@ -113,9 +90,9 @@ class Stack:
         if self.plan.agents and self.plan.kind != "process":
             environments.ensure(self.plan.kind, say=self.say)
         os.environ[MARK] = self.mark  # inherited by all that is started from here, down to the inference servers
-        start = embedded.start if self.plan.broker == "embedded" else jvm.start
-        self._broker = start(self._data / "broker")
-        self.say(f"broker ({self.plan.broker}) on {self._broker.service_url}")
+        choice = self.plan.broker or ("jvm" if embedded.unavailable() else "embedded")
+        self._broker = (jvm.start if choice == "jvm" else embedded.start)(self._data / "broker")
+        self.say(f"broker ({choice}) on {self._broker.service_url}")
         settings = self.bus_settings
         if settings.admin_url:
             with Admin(settings) as admin:

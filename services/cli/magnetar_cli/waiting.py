@@ -76,5 +76,5 @@ def described(status: ModelStatus | None, key: str) -> str:
     """Return how a model is, in a line."""
     if status is None:
         return f"there is no model {key}"
-    reason = f": {status.reason}" if status.reason else ""
-    return f"{key} v{status.generation} is {status.state}, {status.available} of {status.wanted} replicas{reason}"
+    reason = status.reason or f"{status.available} of {status.wanted} replicas are available"
+    return f"{key} v{status.generation} is {status.state}: {reason}"

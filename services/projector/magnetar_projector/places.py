@@ -13,11 +13,11 @@ Place = int | MessageId | datetime
 _MESSAGE = re.compile(r"-?\d+:-?\d+:-?\d+")
 
 
-class BadPlace(MagnetarError):  # noqa: N818 - as the other errors
+class BadPlace(MagnetarError):
     """The text names no place in the log."""
 
 
-class NoSuchPlace(MagnetarError):  # noqa: N818 - as the other errors
+class NoSuchPlace(MagnetarError):
     """The log, as far as it is known here, does not hold that place."""
 
 

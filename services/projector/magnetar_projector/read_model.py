@@ -37,7 +37,7 @@ _PAGE = 1_000
 _log = structlog.get_logger(__name__)
 
 
-class ReadModelBroken(Exception):  # noqa: N818 - as the other errors
+class ReadModelBroken(Exception):
     """The file cannot be continued: build it anew from the log."""
 
 

@@ -1,0 +1,1 @@
+"""The scheduler: ``decide``, placement, and the leader's loop around them."""

@@ -5,7 +5,6 @@ from typing import Any
 
 from magnetar_common.state import State
 from magnetar_events import facts as f
-
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.pending import on_continue, on_timer

@@ -2,11 +2,8 @@
 
 from magnetar_common.state import Replica, Server, State
 from magnetar_common.topics import commands_topic
-from magnetar_events import COMMAND, Command
+from magnetar_events import Command
 from magnetar_events.commands import CommandKind, LoadModel, ReportInventory, UnloadModel
-
-EFFECT_KINDS = COMMAND.properties
-"""Properties of a command's message."""
 
 
 def command_topic(server: Server) -> str:

@@ -5,7 +5,6 @@ from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
 from magnetar_events.models import index_digest, served_name
 from magnetar_events.reports import InventoryModel, InventoryReported, ResyncRequested
-
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.reconcile import reconcile
 

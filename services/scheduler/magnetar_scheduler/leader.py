@@ -3,11 +3,11 @@
 import queue
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
+
 from magnetar_common import __version__
 from magnetar_common.bus import EARLIEST, Anchor, Bus, Message, MessageId
 from magnetar_common.errors import BusError, Deposed
@@ -22,19 +22,17 @@ from magnetar_common.metrics import (
     REPLICAS,
     TERM,
 )
-from magnetar_common.routing import route_of, same_route
-from magnetar_common.state import ReplicaKey, State
+from magnetar_common.state import State
 from magnetar_common.table_view import TableView
 from magnetar_common.topics import INPUTS, ROUTES
 from magnetar_common.transitions import STATES as REPLICA_STATES
-from magnetar_events import COMMAND, ROUTE, Command, Route, ServiceRecord
+from magnetar_events import ROUTE, Route, ServiceRecord
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import Input
-
 from magnetar_scheduler.appender import Appender
 from magnetar_scheduler.decide import decide
-from magnetar_scheduler.effects import command_topic, inventory_command, replica_command
+from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.inputs import Alive, Decidable, Elected, understand
 from magnetar_scheduler.journal import from_message, make_entry, properties_of, short
 from magnetar_scheduler.leadership import Mandate, check_broker
@@ -108,21 +106,19 @@ class Leader:
         self._handled = dict(self.state.handled)
         self._began = time.monotonic()
         self._began_at = self.state.at
-        self._due: deque[tuple[int, list[ReplicaKey], list[str], list[str]]] = deque()
-        self._sent: dict[ReplicaKey | str, tuple[int, float]] = {}
-        self._routes: dict[str, Route] = {}
         self._tried_room = -1
         self._stuck_at = -1
         self._connected = self._began
         self._next_tick = 0.0
         self._next_routes = 0.0
         self._next_anchor = self._began + ANCHOR_S
-        self._outbox = Outbox(self._bus, frozenset({ROUTES.name}))
+        outbox = Outbox(self._bus, frozenset({ROUTES.name}))
+        self._dispatch = Dispatch(self.state, self.term, outbox)
         self._pumps: list[Pump] = []
         self._anchors: dict[str, Anchor] = {}
         self._watch: Watch | None = None
         self._published: TableView[Route] | None = None
-        self._closing: list[Callable[[], object]] = [self._outbox.close]
+        self._closing: list[Callable[[], object]] = [outbox.close]
 
     # --- the life of a leadership ---------------------------------------------------------------------------------------
 
@@ -179,7 +175,8 @@ class Leader:
         elif isinstance(item, _Heard):
             self._hear(item, now)
         elif item is _ACKNOWLEDGED:
-            self._act()
+            self._appender.check()
+            self._dispatch.act(self._appender.acknowledged)
         elif isinstance(item, Exception):
             raise Deposed(f"an input could not be followed: {type(item).__name__}: {item}") from item
         self._due_timers()
@@ -215,7 +212,7 @@ class Leader:
         self._decide(source, understand(source))
 
     def _hear(self, heard: _Heard, now: float) -> None:
-        assert self._watch is not None  # noqa: S101 - nothing is heard before it watches
+        assert self._watch is not None
         source = self._watch.hear(heard.key, heard.record, heard.message_id, now)
         if source is not None:
             self._decide(source, understand(source))
@@ -272,84 +269,10 @@ class Leader:
         )
         self._appender.append(entry.position, payload, properties_of(entry))
         fold(state, entry)
-        self._due.append((entry.position, *self._touched(facts)))
+        self._dispatch.note(entry.position, facts)
         DECISIONS.labels(*_outcome(source, facts)).inc()
         LOG_POSITION.set(entry.position)
         return True
-
-    def _touched(self, facts: list[f.Fact]) -> tuple[list[ReplicaKey], list[str], list[str]]:
-        """Return the replicas, models and servers whose commands and routes may be other ones now."""
-        replicas: list[ReplicaKey] = []
-        models: dict[str, None] = {}
-        servers: list[str] = []
-        for fact in facts:
-            if isinstance(fact, (f.ReplicaPlaced, f.ReplicaChanged)):
-                replicas.append(ReplicaKey(fact.model, fact.generation, fact.server))
-                models[fact.model] = None
-            elif isinstance(fact, (f.ModelWanted, f.ModelUndeployed, f.ModelRemoved, f.TrafficChanged)):
-                models[fact.model] = None
-            elif isinstance(fact, (f.PlacementRefused, f.PlacementSettled, f.VersionFailed)):
-                models[fact.model] = None  # what a route without replicas says
-            elif isinstance(fact, (f.ServerJoined, f.ServerReturned, f.InventoryRequested, f.ServerUpdated, f.ServerLost)):
-                servers.append(fact.server)
-                known = self.state.servers.get(fact.server)
-                for replica in known.replicas.values() if known else ():
-                    models[replica.model] = None
-                    replicas.append(replica.key)
-        return replicas, list(models), servers
-
-    # --- effects --------------------------------------------------------------------------------------------------------------
-
-    def _act(self) -> None:
-        """Send what the entries that are stored by now have made outstanding."""
-        self._appender.check()
-        stored = self._appender.acknowledged
-        while self._due and self._due[0][0] <= stored:
-            _, replicas, models, servers = self._due.popleft()
-            for key in replicas:
-                self._command(key, stored)
-            for server in servers:
-                self._ask(server, stored)
-            for model in models:
-                self._route(model)
-
-    def _command(self, key: ReplicaKey, stored: int, *, again_after: float = 0.0) -> None:
-        replica = self.state.outstanding.get(key)
-        if replica is None or replica.position > stored:
-            return
-        position, at = self._sent.get(key, (-1, 0.0))
-        if position == replica.position and time.monotonic() - at < again_after:
-            return
-        command = replica_command(self.state, self.term, replica)
-        if command is not None:
-            self._send(key.server, command, key.model)
-            self._sent[key] = (replica.position, time.monotonic())
-
-    def _ask(self, server: str, stored: int, *, again_after: float = 0.0) -> None:
-        position, at = self._sent.get(server, (-1, 0.0))
-        command = inventory_command(self.state, self.term, server)
-        if command is None or command.position > stored:
-            return
-        if position == command.position and time.monotonic() - at < again_after:
-            return
-        self._send(server, command, "")
-        self._sent[server] = (command.position, time.monotonic())
-
-    def _send(self, server: str, command: Command, key: str) -> None:
-        topic = command_topic(self.state.servers[server])
-        self._outbox.send(topic, "commands", COMMAND.encode(command), key=key, properties=COMMAND.properties)
-
-    def _route(self, key: str) -> None:
-        """Publish a model's route if it is another one than what was published last."""
-        model = self.state.models.get(key)
-        before = self._routes.get(key)
-        route = route_of(self.state, model) if model is not None and not (model.deleted and not model.traffic) else None
-        if route is not None and not same_route(before, route):
-            self._routes[key] = route
-            self._outbox.send(ROUTES.name, "routes", ROUTE.encode(route), key=key, properties=ROUTE.properties)
-        elif route is None and before is not None:
-            del self._routes[key]
-            self._outbox.send(ROUTES.name, "routes", b"", key=key, properties=ROUTE.properties)
 
     # --- time -----------------------------------------------------------------------------------------------------------------
 
@@ -364,48 +287,31 @@ class Leader:
             self._connected = now
         elif now - self._connected > DISCONNECTED_S:
             raise Deposed(f"the log's producer has had no connection for {DISCONNECTED_S} s")
-        assert self._watch is not None  # noqa: S101 - started
+        assert self._watch is not None
         for source in self._watch.tick(now):
             self._decide(source, understand(source))
         self._send_again()
-        if now >= self._next_routes and self._published is not None and self._published.passes:
+        published = self._published
+        if published is not None and published.passes and now >= self._next_routes and not self._dispatch.behind:
             self._next_routes = now + ROUTES_S
-            self._compare_routes(self._published)
+            self._dispatch.compare_routes(dict(published.items()))
         if now >= self._next_anchor:
             self._next_anchor = now + ANCHOR_S
             self._advance_anchors()
-        if self._appender.idle_s > ALIVE_S and not self._due:
+        if self._appender.idle_s > ALIVE_S and not self._dispatch.behind:
             self._decide(Input("leader"), Alive(self.term))
         self._measure()
 
     def _send_again(self) -> None:
         """Send what is still outstanding after a while; after an idle time, only once the log has proven to be ours."""
-        again = self.state.policy.resend_ms / 1000
-        waiting = [key for key in self.state.outstanding if self._sent.get(key, (-1, 0.0))[1] <= time.monotonic() - again]
-        asked = [key for key in self.state.asked if self._sent.get(key, (-1, 0.0))[1] <= time.monotonic() - again]
-        if not (waiting or asked):
-            return
-        if self._appender.idle_s > FRESH_S:
-            if not self._due:
-                self._decide(Input("leader"), Alive(self.term))
-            return
-        stored = self._appender.acknowledged
-        for key in waiting:
-            self._command(key, stored, again_after=again)
-        for server in asked:
-            self._ask(server, stored, again_after=again)
-
-    def _compare_routes(self, published: TableView[Route]) -> None:
-        """Publish the difference between the routes topic and the state."""
-        if self._due:  # the state is ahead of what is stored: next time
-            self._next_routes = 0.0
-            return
-        self._routes = dict(published.items())
-        for key in {*self._routes, *self.state.models}:
-            self._route(key)
+        overdue = self._dispatch.overdue(self.state.policy.resend_ms / 1000)
+        if overdue and self._appender.idle_s <= FRESH_S:
+            self._dispatch.send_again(overdue, self._appender.acknowledged)
+        elif overdue and not self._dispatch.behind:
+            self._decide(Input("leader"), Alive(self.term))
 
     def _advance_anchors(self) -> None:
-        if self._due:
+        if self._dispatch.behind:
             return
         for topic, anchor in self._anchors.items():
             place = self.state.handled.get(short(topic))
@@ -413,7 +319,9 @@ class Leader:
                 try:
                     anchor.advance(MessageId.parse(place))
                 except BusError as error:
-                    _log.warning("an anchor could not be moved; its topic is kept for longer", topic=topic, error=str(error))
+                    _log.warning(
+                        "an anchor could not be moved; its topic is kept for longer", topic=topic, error=str(error)
+                    )
 
     def _measure(self) -> None:
         ILLEGAL_FACTS.set(self.state.illegal)
@@ -423,7 +331,6 @@ class Leader:
                 counts[replica.state] = counts.get(replica.state, 0) + 1
         for name in REPLICA_STATES:
             REPLICAS.labels(name).set(counts.get(name, 0))
-        self._sent = {k: v for k, v in self._sent.items() if k in self.state.outstanding or k in self.state.asked}
 
 
 def _outcome(source: Input, facts: list[f.Fact]) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
+
 from magnetar_common.bus import Bus, Producer
 from magnetar_common.errors import BusError, BusUnavailable, CannotFence, LogError, TopicHeld
 from magnetar_common.evolve import fold
@@ -82,7 +83,7 @@ class Challenger:
                     if not said:
                         _log.info("another scheduler leads; standing by")
                         said = True
-                    next_try = time.monotonic() + random.uniform(*POLL_S)  # noqa: S311 - spreads tries, hides nothing
+                    next_try = time.monotonic() + random.uniform(*POLL_S)
                 record = reader.read(0.1)
                 if record is not None:
                     self._fold(record)
@@ -104,7 +105,9 @@ class Challenger:
             )
         except TopicHeld as held:
             if not bus.fences:
-                raise CannotFence(f"{held}: the embedded broker carries one scheduler only; use a real Pulsar for more") from held
+                raise CannotFence(
+                    f"{held}: the embedded broker carries one scheduler only; use a real Pulsar for more"
+                ) from held
             return None
         except CannotFence:
             raise

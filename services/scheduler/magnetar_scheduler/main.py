@@ -7,6 +7,9 @@ import time
 import uuid
 
 import structlog
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
 from magnetar_common import __version__
 from magnetar_common import bus as buses
 from magnetar_common.errors import Deposed
@@ -19,9 +22,6 @@ from magnetar_common.settings import BusSettings
 from magnetar_common.state import State
 from magnetar_events import ServiceRecord
 from magnetar_events.records import Address
-from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
-
 from magnetar_scheduler.leader import Leader
 from magnetar_scheduler.leadership import Challenger
 
@@ -137,7 +137,7 @@ def start(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecycl
     def serve() -> None:
         try:
             _serve(settings, bus_settings, life)
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the lifecycle
+        except Exception as error:
             life.fail(error)
 
     thread = threading.Thread(target=serve, name="scheduler", daemon=True)

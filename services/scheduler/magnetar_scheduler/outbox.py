@@ -9,6 +9,7 @@ import threading
 import time
 
 import structlog
+
 from magnetar_common.bus import Bus, MessageId, Producer
 from magnetar_common.errors import BusError
 from magnetar_common.metrics import EFFECTS
@@ -60,7 +61,9 @@ class Outbox:
         def stored(result: MessageId | BusError) -> None:
             EFFECTS.labels("failed" if isinstance(result, BusError) else "sent").inc()
             if isinstance(result, BusError):
-                _log.warning("an effect was not stored, and is sent again later", topic=producer.topic, error=str(result))
+                _log.warning(
+                    "an effect was not stored, and is sent again later", topic=producer.topic, error=str(result)
+                )
 
         producer.send_async(payload, stored, key=key, properties=properties)
 
@@ -88,5 +91,7 @@ class Outbox:
         except BusError as error:
             self._refused[topic] = time.monotonic()
             EFFECTS.labels("dropped").inc()
-            _log.warning("cannot write to a topic; what is outstanding is sent again later", topic=topic, error=str(error))
+            _log.warning(
+                "cannot write to a topic; what is outstanding is sent again later", topic=topic, error=str(error)
+            )
             return None

@@ -3,7 +3,6 @@
 from magnetar_common.state import Model, Server
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
-
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Continue, TimerDue
 from magnetar_scheduler.reconcile import reconcile

@@ -14,7 +14,6 @@ from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count
 from magnetar_events.models import ModelSpec
 from magnetar_events.records import Device
-
 from magnetar_scheduler.draft import Draft
 
 BEST = 5

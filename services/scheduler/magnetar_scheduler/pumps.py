@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 
 import structlog
+
 from magnetar_common.bus import Bus, Message, MessageId
 from magnetar_common.errors import BusError
 
@@ -57,7 +58,7 @@ class Pump:
                 except BusError as error:
                     _log.warning("an input topic is out of reach", topic=self.topic, error=str(error))
                     self._stopping.wait(POLL_S)
-        except Exception as error:  # noqa: BLE001 - it ends the process, through the one who asked to be told
+        except Exception as error:
             self._on_failure(error)
 
     def _follow(self) -> None:

@@ -7,7 +7,6 @@ table before the old version's leave it.
 from magnetar_common.state import Model, Replica, Version
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
-
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.placement import Placed, Refused, place
 
@@ -61,9 +60,7 @@ def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: b
             return
         due = draft.at + draft.policy.load_timeout_ms
         draft.emit(
-            f.ReplicaPlaced(
-                model.key, version.generation, answer.server, answer.bookings, reason, due, (), answer.best
-            )
+            f.ReplicaPlaced(model.key, version.generation, answer.server, answer.bookings, reason, due, (), answer.best)
         )
     if version.refused is not None:
         draft.emit(f.PlacementSettled(model.key, version.generation))
@@ -76,9 +73,7 @@ def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Re
     before = version.refused
     if before is None or (before.missing, before.message) != (left, answer.message):
         draft.emit(
-            f.PlacementRefused(
-                model.key, version.generation, left, answer.message, answer.refusals, answer.examples
-            )
+            f.PlacementRefused(model.key, version.generation, left, answer.message, answer.refusals, answer.examples)
         )
 
 

@@ -7,7 +7,6 @@ from magnetar_common.state import Replica
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
 from magnetar_events import reports as r
-
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Report
 from magnetar_scheduler.inventory import on_inventory, on_resync
@@ -38,9 +37,8 @@ def on_report(draft: Draft, source: Report) -> None:
     if isinstance(report, r.ResyncRequested):
         on_resync(draft, server, report)
         return
-    handler = _ON.get(type(report))
-    if handler is None:
-        return
+    if isinstance(report, (r.ArtifactRemoved, r.ArtifactRemoveFailed, r.CommandSuperseded, r.LoadObserved)):
+        return  # for people and for later: they change nothing
     model = draft.model(report.model)
     replica = model.replicas.get((report.generation, key)) if model else None
     if replica is None or replica.position != report.position:
@@ -48,7 +46,7 @@ def on_report(draft: Draft, source: Report) -> None:
         message = f"{type(report).__name__} answers position {report.position}; {newest}"
         draft.emit(f.ReportIgnored(key, _subject(report), "OLD_POSITION", message))
         return
-    if not handler(draft, replica, report):
+    if not _ON[type(report)](draft, replica, report):
         message = f"{type(report).__name__} while {replica.state}"
         draft.emit(f.ReportIgnored(key, _subject(report), "UNEXPECTED", message))
 

@@ -7,13 +7,12 @@ from magnetar_common.state import Model
 from magnetar_events import facts as f
 from magnetar_events.models import ModelSpec
 from magnetar_events.requests import DeployModel, ModelEvent, ScaleModel, SetPolicy, UndeployModel
-
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Rejected, Request
 from magnetar_scheduler.reconcile import reconcile
 
 
-class _Refusal(Exception):  # noqa: N818 - control flow within this module
+class _Refusal(Exception):
     def __init__(self, code: str, field: str, message: str) -> None:
         super().__init__(message)
         self.code, self.field, self.message = code, field, message
@@ -44,7 +43,13 @@ def on_rejected(draft: Draft, source: Rejected) -> None:
     request, origin = error.envelope.get("id", ""), error.envelope.get("source", "")
     draft.emit(
         f.RequestRejected(
-            _short(request), _short(origin), error.kind[:64], source.topic, error.code, error.field[:256], error.message[:512]
+            _short(request),
+            _short(origin),
+            error.kind[:64],
+            source.topic,
+            error.code,
+            error.field[:256],
+            error.message[:512],
         )
     )
 

@@ -3,7 +3,6 @@
 from magnetar_common.state import Server, State
 from magnetar_events import facts as f
 from magnetar_events.records import ServerInfo, ServiceRecord
-
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import LeaseLapsed, ReadingChanged, ReadingStale, RegistryChanged
 from magnetar_scheduler.inventory import expected_digest

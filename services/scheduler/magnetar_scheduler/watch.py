@@ -4,7 +4,10 @@ The registry is a level and has no input position. Messages come from the view's
 leader's.
 """
 
+import time
 from collections.abc import Callable
+
+import structlog
 
 from magnetar_common.bus import Bus, MessageId
 from magnetar_common.leases import Leases
@@ -16,9 +19,13 @@ from magnetar_common.topics import SERVICE_REGISTRY
 from magnetar_events import SERVICE_RECORD, ServiceRecord
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import Input
-
 from magnetar_scheduler.journal import from_record
 from magnetar_scheduler.servers import news
+
+SKEW_S = 30.0
+"""An instance whose clock differs from ours by more than this (seconds) is warned of, once; nothing depends on it."""
+
+_log = structlog.get_logger(__name__)
 
 HeardOf = Callable[[str, ServiceRecord | None, MessageId | None], None]
 """Told of an instance's record (None = gone) and the message it came in."""
@@ -37,6 +44,7 @@ class Watch:
 
     def __init__(self, bus: Bus, owner: str, state: State, now: float, heard_of: HeardOf) -> None:
         self._state = state
+        self._skewed: set[str] = set()
         self.leases = Leases(state.policy, now)
         self._probe = Probe(bus, owner, self.leases)
         self.view: TableView[ServiceRecord] = TableView(
@@ -65,14 +73,23 @@ class Watch:
         if record is None:
             known = any(s.record.instance_id == key and not s.lost for s in self._state.servers.values())
             self.leases.forget(key)
+            self._skewed.discard(key)
             return from_record("registry", key, None) if known else None
         if record.server is None or record.server.cluster != self._state.cluster:
             return None
         if message_id is not None and record.status != "DOWN" and not record.declared_by:
             if not self.leases.observe(record.instance_id, message_id, now):
                 return None  # read again: it revives nobody
+            self._check_clock(record)
         kind = news(self._state, record)
         return from_record(kind, record.instance_id, record) if kind else None
+
+    def _check_clock(self, record: ServiceRecord) -> None:
+        skew = record.timestamp / 1000 - time.time()
+        fresh = self.view.passes > 0  # what was there before us is old, and says nothing of a clock
+        if fresh and abs(skew) > SKEW_S and record.instance_id not in self._skewed:
+            self._skewed.add(record.instance_id)
+            _log.warning("clock skew", instance=record.instance_id, seconds=round(skew, 1))
 
     def tick(self, now: float) -> list[Input]:
         """Return who lapsed and whose readings are stale; call at least twice a second."""

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from magnetar_agent.adapters.base import Code, IndexEntry, IndexState
 from magnetar_agent.artifacts import digest
 from magnetar_common.topics import commands_topic
@@ -19,7 +20,6 @@ from magnetar_events.reports import (
     ModelUnloaded,
     ModelUnloadFailed,
 )
-
 from tests.support.adapters import FakeAdapter
 from tests.support.leading import eventually
 from tests.support.stage import IRIS, SERVED, Stage, staged

@@ -6,9 +6,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
 from magnetar_agent.canary import Canary
 from magnetar_events.reports import InventoryReported, ModelLoaded, ModelLoadFailed
-
 from tests.support.adapters import FakeAdapter
 from tests.support.leading import eventually
 from tests.support.stage import IRIS, SERVED, staged

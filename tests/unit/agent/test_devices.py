@@ -1,5 +1,5 @@
 """Device readings, against an NVML written by hand."""
-# ruff: noqa: N802  # the names are NVIDIA's
+# the names are NVIDIA's
 
 import os
 from dataclasses import dataclass, field

@@ -1,6 +1,7 @@
 """The ledger: which command counts."""
 
 import pytest
+
 from magnetar_agent import ledger as ledgers
 from magnetar_agent.ledger import Ledger, Verdict
 from magnetar_events.commands import Command, CommandKind, LoadModel, ReportInventory, UnloadModel

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+
 from magnetar_agent import reporter as reporters
 from magnetar_agent.reporter import Reporter
 from magnetar_common.bus import EARLIEST
@@ -10,7 +11,6 @@ from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.topics import AGENT_EVENTS
 from magnetar_events import AGENT_EVENT, AgentEvent
 from magnetar_events.reports import ReportKind, ResyncRequested
-
 from tests.support.leading import eventually
 
 

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from magnetar_agent.serialised import Serialised
 
+from magnetar_agent.serialised import Serialised
 from tests.support.leading import eventually
 
 

@@ -83,7 +83,11 @@ class PulsarBus:
             CannotFence: `exclusive` on the embedded broker without a ``data_dir``.
         """
         log = exclusive or batching
-        lock = TopicLock(self._settings.data_dir, under(self._settings.tenant, topic)) if exclusive and not self.fences else None
+        lock = (
+            TopicLock(self._settings.data_dir, under(self._settings.tenant, topic))
+            if exclusive and not self.fences
+            else None
+        )
         timeout_s = self._settings.operation_timeout_s
         try:
             native = self._open(
@@ -122,7 +126,10 @@ class PulsarBus:
         native = self._open(
             f"reader on {topic}",
             lambda: self._client.create_reader(
-                under(self._settings.tenant, topic), _native_id(after), is_read_compacted=compacted, reader_name=name or None
+                under(self._settings.tenant, topic),
+                _native_id(after),
+                is_read_compacted=compacted,
+                reader_name=name or None,
             ),
         )
         return PulsarReader(native, topic, after, embedded=not self.fences)
@@ -228,7 +235,7 @@ class PulsarProducer:
                     callback(SendTimedOut(f"{topic}: not acknowledged in time"))
                 else:
                     callback(error_of(result.name, f"send to {topic}"))
-            except Exception:  # noqa: BLE001 - see above
+            except Exception:
                 _log.exception("send callback failed", topic=topic)
 
         self._native.send_async(
@@ -277,7 +284,7 @@ class PulsarReader:
         deadline = time.monotonic() + timeout
         while True:
             try:
-                native = self._native._reader.read_next(  # noqa: SLF001 - the wrapper costs a third more
+                native = self._native._reader.read_next(
                     max(0, round((deadline - time.monotonic()) * 1000))
                 )
             except pulsar.Timeout:

@@ -25,7 +25,7 @@ class Code(StrEnum):
     ARTIFACT_UNREACHABLE = "ARTIFACT_UNREACHABLE"
     ARTIFACT_MISMATCH = "ARTIFACT_MISMATCH"
     DRIVER_MISSING = "DRIVER_MISSING"
-    SECRET_MISSING = "SECRET_MISSING"  # noqa: S105  # a code, not a secret
+    SECRET_MISSING = "SECRET_MISSING"  # a code, not a secret
     UNSUPPORTED = "UNSUPPORTED"
     SERVER_UNREACHABLE = "SERVER_UNREACHABLE"
     TIMEOUT = "TIMEOUT"
@@ -74,15 +74,15 @@ class OperationError(Exception):
         return RETRIABLE[self.code]
 
 
-class LoadFailed(OperationError):  # noqa: N818
+class LoadFailed(OperationError):
     """A model is not loaded, and nothing of it is left on the server."""
 
 
-class UnloadFailed(OperationError):  # noqa: N818
+class UnloadFailed(OperationError):
     """The server still holds the model, or cannot be asked."""
 
 
-class ServerUnreachable(OperationError):  # noqa: N818
+class ServerUnreachable(OperationError):
     """The server did not answer a question (not a statement about any model)."""
 
     def __init__(self, message: str) -> None:

@@ -1,13 +1,13 @@
 """``magnetar demo``."""
 
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from magnetar_cli.demonstration import Demonstration
 from magnetar_cli.output import note
 
 
@@ -19,6 +19,9 @@ def demo(
 
     Every step is checked; the first that does not hold ends it with exit code 1.
     """
+    from magnetar_cli.demonstration import Demonstration  # heavy: not for every command
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it stops what it started
     folder = data or Path(tempfile.mkdtemp(prefix="magnetar-demo-"))
     try:
         Demonstration(folder).run()

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
+from magnetar_cli import examination
 from magnetar_cli.connection import administered, following
 from magnetar_cli.contexts import bus_settings
-from magnetar_cli.examination import BAD, Finding, broker, clocks, lags, leadership, log_health, schemas
 from magnetar_cli.exit_codes import CommandError
 from magnetar_cli.output import STDERR, Columns, Format, Output, show
 from magnetar_common.render import plain
@@ -32,18 +32,17 @@ def doctor(
     with STDERR.status("examining"):
         findings = list(_examine(listen))
     show([plain(finding) for finding in findings], _FINDINGS, output)
-    bad = [finding.check for finding in findings if finding.result == BAD]
+    bad = [finding.check for finding in findings if finding.result == examination.BAD]
     if bad:
         raise CommandError(f"not well: {', '.join(bad)}")
 
 
-def _examine(listen: float) -> Iterator[Finding]:
-    settings = bus_settings()
+def _examine(listen: float) -> Iterator[examination.Finding]:
     with administered() as admin:
-        yield from broker(settings, admin)
-    yield from schemas()
+        yield from examination.broker(bus_settings(), admin)
+    yield from examination.schemas()
     with following() as log:
-        yield from log_health(log)
-        yield from leadership(log)
-        yield from lags(log)
-        yield from clocks(log.bus, listen)
+        yield from examination.log_health(log)
+        yield from examination.leadership(log)
+        yield from examination.lags(log)
+        yield from examination.clocks(log.bus, listen)

@@ -1,7 +1,7 @@
 """``magnetar up``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group
@@ -11,11 +11,15 @@ from rich.text import Text
 from magnetar_agent.environments import EnvironmentUnavailable
 from magnetar_cli import contexts, shown
 from magnetar_cli.connection import Following
+from magnetar_cli.exit_codes import Misused
 from magnetar_cli.output import STDERR, Columns, Json, note, table
-from magnetar_cli.stack import BrokerChoice, Plan, ServerKind, Stack
+from magnetar_cli.plan import BrokerChoice, Plan, ServerKind
 from magnetar_common.bus import connect
 from magnetar_common.errors import MagnetarError
 from magnetar_common.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from magnetar_cli.stack import Stack
 
 CONTEXT_NAME = "up"
 """The context that commands use to reach it."""
@@ -24,7 +28,10 @@ _LOOK_S = 1.0
 
 Agents = Annotated[int, typer.Option(min=0, max=64, help="How many agents, each with an inference server of its own.")]
 Kind = Annotated[ServerKind, typer.Option(help="Kind of inference server.")]
-Broker = Annotated[BrokerChoice, typer.Option(help="pulsar-lite (one scheduler, no Java), or a real Pulsar on a JVM.")]
+Broker = Annotated[
+    BrokerChoice | None,
+    typer.Option(help="pulsar-lite (no Java; the default where it runs), or a real Pulsar on a JVM."),
+]
 Data = Annotated[Path, typer.Option(help="Folder for everything; what is in it already is gone on with.")]
 
 
@@ -32,11 +39,15 @@ def up(
     *,
     agents: Agents = 3,
     kind: Kind = "mlserver",
-    broker: Broker = "embedded",
+    broker: Broker = None,
     data: Data = Path(".magnetar/up"),
     process_command: Annotated[str, typer.Option(help="For --kind process: what starts one model's server.")] = "",
 ) -> None:
     """Start everything on this machine, and keep it running until Ctrl-C."""
+    if kind == "process" and not process_command:
+        raise Misused("--process-command is missing: what starts one model's server", "magnetar agent --help")
+    from magnetar_cli.stack import Stack  # heavy: not for every command
+
     stack = Stack(Plan(data, agents, kind, broker, process_command), note)
     failure: Exception | None = None
     with Lifecycle() as life:
@@ -54,7 +65,7 @@ def up(
     raise typer.Exit(life.exit_code)
 
 
-def _serve(stack: Stack, life: Lifecycle) -> None:
+def _serve(stack: "Stack", life: Lifecycle) -> None:
     """Make it the broker that is meant, and show how it is, until it is to end."""
     before = contexts.load().current
     contexts.put(CONTEXT_NAME, stack.context, use=True)
@@ -71,7 +82,7 @@ def _leave(before: str) -> None:
         contexts.save(known.model_copy(update={"current": before if before in known.contexts else ""}))
 
 
-def _watch(stack: Stack, life: Lifecycle) -> None:
+def _watch(stack: "Stack", life: Lifecycle) -> None:
     """Show how everything is, until it is to end. Where nobody looks, say only what changes."""
     bus = connect(stack.bus_settings)
     log = Following(bus)
@@ -98,7 +109,7 @@ _PARTS: Columns = {
 }
 
 
-def _picture(stack: Stack, log: Following) -> Group:
+def _picture(stack: "Stack", log: Following) -> Group:
     state = log.catch_up()
     parts: list[Json] = [
         {"service": name, "pid": part.pid or "-", "url": part.url, "restarts": part.restarts}

@@ -1,0 +1,141 @@
+"""Acting on the log: what the stored entries make outstanding is sent when it arises, and again until it is answered.
+
+Effects are a level, not a stream. Nothing is sent for an entry that is not stored yet, even though the state is ahead.
+"""
+
+import time
+from collections import deque
+
+from magnetar_common.routing import route_of, same_route
+from magnetar_common.state import ReplicaKey, State
+from magnetar_common.topics import COMMANDS, ROUTES
+from magnetar_events import COMMAND, ROUTE, Command, Route
+from magnetar_events import facts as f
+from magnetar_scheduler.effects import command_topic, inventory_command, replica_command
+from magnetar_scheduler.outbox import Outbox
+
+_OF_ROUTES = (
+    f.ModelWanted,
+    f.ModelUndeployed,
+    f.ModelRemoved,
+    f.TrafficChanged,
+    # What the route of a model without replicas says.
+    f.PlacementRefused,
+    f.PlacementSettled,
+    f.VersionFailed,
+)
+_OF_SERVERS = (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ServerLost, f.InventoryRequested)
+
+
+class Dispatch:
+    """Sends commands and routes. For the leader's thread.
+
+    Args:
+        state: the leader's; only read.
+        term: of this leadership.
+        outbox: sends.
+    """
+
+    def __init__(self, state: State, term: int, outbox: Outbox) -> None:
+        self._state = state
+        self._term = term
+        self._outbox = outbox
+        self._due: deque[tuple[int, list[ReplicaKey], list[str], list[str]]] = deque()
+        self._sent: dict[ReplicaKey | str, tuple[int, float]] = {}
+        self._touched: dict[str, int] = {}
+        self._routes: dict[str, Route] = {}
+
+    @property
+    def behind(self) -> bool:
+        """Whether entries are folded that are not known to be stored."""
+        return bool(self._due)
+
+    def note(self, position: int, facts: list[f.Fact]) -> None:
+        """Take note of whose commands and routes an entry may change."""
+        replicas: list[ReplicaKey] = []
+        models: dict[str, None] = {}
+        servers: list[str] = []
+        for fact in facts:
+            if isinstance(fact, (f.ReplicaPlaced, f.ReplicaChanged, f.ReplicaMeasured)):
+                replicas.append(ReplicaKey(fact.model, fact.generation, fact.server))
+                models[fact.model] = None
+            elif isinstance(fact, _OF_ROUTES):
+                models[fact.model] = None
+            elif isinstance(fact, _OF_SERVERS):
+                servers.append(fact.server)
+                known = self._state.servers.get(fact.server)
+                for replica in known.replicas.values() if known else ():
+                    models[replica.model] = None
+                    replicas.append(replica.key)
+        for model in models:
+            self._touched[model] = position
+        self._due.append((position, replicas, servers, list(models)))
+
+    def act(self, stored: int) -> None:
+        """Send what the entries up to position ``stored`` have made outstanding."""
+        while self._due and self._due[0][0] <= stored:
+            position, replicas, servers, models = self._due.popleft()
+            for key in replicas:
+                self._command(key, stored)
+            for server in servers:
+                self._ask(server, stored)
+            for model in models:
+                if self._touched.get(model) == position:  # else a later entry, not stored yet, has changed it again
+                    del self._touched[model]
+                    self._route(model)
+
+    def overdue(self, after_s: float) -> list[ReplicaKey | str]:
+        """Return the replicas and servers whose command was sent more than ``after_s`` seconds ago, or never."""
+        limit = time.monotonic() - after_s
+        outstanding: list[ReplicaKey | str] = [*self._state.outstanding, *self._state.asked]
+        if len(self._sent) > 2 * len(outstanding) + 100:
+            self._sent = {key: self._sent[key] for key in outstanding if key in self._sent}
+        return [key for key in outstanding if self._sent.get(key, (-1, 0.0))[1] <= limit]
+
+    def send_again(self, keys: list[ReplicaKey | str], stored: int) -> None:
+        """Send these commands again."""
+        for key in keys:
+            if isinstance(key, ReplicaKey):
+                self._command(key, stored)
+            else:
+                self._ask(key, stored)
+
+    def compare_routes(self, published: dict[str, Route]) -> None:
+        """Publish the difference between the routes topic and the state; only while not ``behind``."""
+        self._routes = published
+        for key in {*published, *self._state.models}:
+            self._route(key)
+
+    def _command(self, key: ReplicaKey, stored: int) -> None:
+        replica = self._state.outstanding.get(key)
+        if replica is None or replica.position > stored:
+            return
+        command = replica_command(self._state, self._term, replica)
+        if command is not None:
+            self._send(key.server, command, key.model)
+            self._sent[key] = (replica.position, time.monotonic())
+
+    def _ask(self, server: str, stored: int) -> None:
+        command = inventory_command(self._state, self._term, server)
+        if command is not None and command.position <= stored:
+            self._send(server, command, "")
+            self._sent[server] = (command.position, time.monotonic())
+
+    def _send(self, server: str, command: Command, key: str) -> None:
+        topic = command_topic(self._state.servers[server])
+        self._outbox.send(topic, COMMANDS.schema, COMMAND.encode(command), key=key, properties=COMMAND.properties)
+
+    def _route(self, key: str) -> None:
+        """Publish a model's route if it is another one than what was published last."""
+        model = self._state.models.get(key)
+        gone = model is None or (model.deleted and not model.traffic)
+        route = None if gone else route_of(self._state, self._state.models[key])
+        before = self._routes.get(key)
+        if same_route(before, route):
+            return
+        if route is None:
+            del self._routes[key]
+        else:
+            self._routes[key] = route
+        payload = ROUTE.encode(route) if route is not None else b""
+        self._outbox.send(ROUTES.name, ROUTES.schema, payload, key=key, properties=ROUTE.properties)
