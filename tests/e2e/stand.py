@@ -188,5 +188,3 @@ class RepositoryServerContract:
         assert (replica.state, replica.attempt) == (R.AVAILABLE, 2)
         undeploy(stand.bus, "slow")
         eventually(stand.gone(key), within=60)
-
-

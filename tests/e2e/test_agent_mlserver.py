@@ -75,9 +75,7 @@ def test_agent_beside_a_server_that_runs_already_loads_nothing_twice(
         assert "default_iris_1" not in stand.held()
 
 
-def test_s19_server_that_runs_already_may_come_later(
-    mlserver: ServerProcess, sample: Sample, tmp_path: Path
-) -> None:
+def test_s19_server_that_runs_already_may_come_later(mlserver: ServerProcess, sample: Sample, tmp_path: Path) -> None:
     """Its agent says STARTING until it answers, and nothing is placed there before; no human is needed."""
     launch = mlserver.launch
     settings = settings_for(

@@ -329,7 +329,9 @@ def _scaling_down(world: World) -> None:
 
 @pytest.mark.parametrize("dies", ["before", "after", "never answers"])
 @pytest.mark.parametrize(
-    "reach", [_unscheduled, _loading, _failed, _failing, _available, _rolling_out, _scaling_down], ids=lambda x: x.__name__
+    "reach",
+    [_unscheduled, _loading, _failed, _failing, _available, _rolling_out, _scaling_down],
+    ids=lambda x: x.__name__,
 )
 def test_s57_delete_works_from_every_state_without_a_live_server(reach: Callable[[World], None], dies: str) -> None:
     """Within its deadline, whether the server died before or after, or is there and never answers."""

@@ -132,7 +132,7 @@ class Beacon:
             if self._producer is None:
                 self._producer = self._bus.producer(self._topic, schema=self._schema, name=self.key)
             self._producer.send(payload, key=self.key, properties=properties)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the beacon goes on, and says so
             return self._failed(error)
         if self.failures:
             _log.info("published again", key=self.key, after_failures=self.failures)
@@ -141,7 +141,7 @@ class Beacon:
             self._published = max(self._published, ticket)
             self._changed.notify_all()
         BEACONS.labels("published").inc()
-        return None if self._interval is None else self._interval * random.uniform(0.8, 1.0)
+        return None if self._interval is None else self._interval * random.uniform(0.8, 1.0)  # noqa: S311 - jitter
 
     def _failed(self, error: Exception) -> float:
         self.failures += 1
@@ -153,7 +153,7 @@ class Beacon:
         else:
             _log.error("not published", key=self.key, failures=self.failures, exc_info=error)
         longest = min(self._interval or 5.0, _FIRST_RETRY_S * 2 ** min(self.failures, 16))
-        return random.uniform(0.0, longest)
+        return random.uniform(0.0, longest)  # noqa: S311 - jitter
 
     def _drop_producer(self) -> None:
         if self._producer is not None:

@@ -118,7 +118,7 @@ class Magnetar:
         *,
         reason: str = "",
         expected_generation: int | None = None,
-        id: str = "",
+        id: str = "",  # noqa: A002 - the field's name
         **fields: Any,
     ) -> "Handle":
         """Want a model, given as a specification or as the fields of one.
@@ -144,7 +144,7 @@ class Magnetar:
         tenant: str = "default",
         reason: str = "",
         expected_generation: int | None = None,
-        id: str = "",
+        id: str = "",  # noqa: A002 - the field's name
     ) -> "Handle":
         """No longer want a model; arguments and errors as for :meth:`deploy`."""
         return self._ask(UndeployModel(tenant=tenant, name=name), reason, expected_generation, id)
@@ -157,12 +157,12 @@ class Magnetar:
         tenant: str = "default",
         reason: str = "",
         expected_generation: int | None = None,
-        id: str = "",
+        id: str = "",  # noqa: A002 - the field's name
     ) -> "Handle":
         """Want another number of replicas of a model; arguments and errors as for :meth:`deploy`."""
         return self._ask(ScaleModel(tenant=tenant, name=name, replicas=replicas), reason, expected_generation, id)
 
-    def set_policy(self, policy: Policy, *, reason: str = "", id: str = "") -> "Handle":
+    def set_policy(self, policy: Policy, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
         """Replace the rules in force; arguments and errors as for :meth:`deploy`."""
         return self._ask(SetPolicy(policy=policy), reason, None, id)
 

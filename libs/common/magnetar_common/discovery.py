@@ -127,7 +127,7 @@ class Discovery:
     def random(self, name: str) -> ServiceRecord | None:
         """Return any instance that is UP, or None when there is none."""
         up = self.instances(name)
-        return random.choice(up) if up else None
+        return random.choice(up) if up else None  # noqa: S311 - spreads load
 
     def least_loaded(self, name: str, load: Callable[[ServiceRecord], float] = reported_load) -> ServiceRecord | None:
         """Return the instance that is UP with the lowest load (ties: in turn), or None when there is none."""
@@ -266,6 +266,6 @@ def decode(message: Message) -> ServiceRecord:
 def _tell(fn: Watcher, instance: str, record: ServiceRecord | None) -> None:
     try:
         fn(instance, record)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - one watcher must not end the others
         CALLBACK_FAILURES.labels("discovery-watch").inc()
         _log.error("watcher failed", instance=instance, exc_info=error)

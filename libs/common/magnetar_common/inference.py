@@ -183,7 +183,7 @@ class InferenceClient:
         self._owned = http is None
         # No limit to connections here: with one, a replica that hangs would keep requests from the healthy.
         self._http = http or httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=100))
-        self._random = random.Random(seed)
+        self._random = random.Random(seed)  # noqa: S311 - spreads load
         self._lock = threading.Lock()
         self._turn = 0
         self._replicas: dict[_Place, _Replica] = {}

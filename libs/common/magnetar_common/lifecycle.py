@@ -78,7 +78,7 @@ class Lifecycle:
                 name, callback = self._callbacks.pop()
             try:
                 callback()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - the others must still run
                 self.error = self.error or error
                 _log.error("shutdown step failed", step=name, exc_info=error)
 

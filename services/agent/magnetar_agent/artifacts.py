@@ -176,7 +176,7 @@ def _fetch_into(uri: str, options: Mapping[str, object], tree: Path) -> None:
         _copy(uri, options, tree)
     except ArtifactError as error:
         raise ArtifactError(error.code, f"{redacted(uri)}: {error.message}") from error
-    except Exception as error:  # drivers raise their own libraries' errors; each gets a code
+    except Exception as error:  # noqa: BLE001 - drivers raise their own libraries' errors; each gets a code
         code = _code(error)
         # `from None`: the driver's exception may carry URLs with signatures, or the options themselves.
         raise ArtifactError(

@@ -1,5 +1,5 @@
 """The part of NVML that the agent uses, as the module `pynvml` (nvidia-ml-py) offers it."""
-# the names and their contracts are NVIDIA's
+# ruff: noqa: D102, N802, N815  # the names and their contracts are NVIDIA's
 
 from collections.abc import Sequence
 from typing import Any, Protocol, cast

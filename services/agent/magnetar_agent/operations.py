@@ -58,7 +58,7 @@ class Operations:
         model, generation = wanted.model, wanted.generation
         try:
             return self._load(wanted, position, afresh=afresh)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
             code, message = _told(error, Code.LOAD_FAILED)
             _log.warning("load failed", model=model, generation=generation, code=code, error=message)
             return ModelLoadFailed(
@@ -75,7 +75,7 @@ class Operations:
         model, generation = wanted.model, wanted.generation
         try:
             self.adapter.unload(served_name(model, generation))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
             code, message = _told(error, Code.UNLOAD_FAILED)
             _log.warning("unload failed", model=model, generation=generation, code=code, error=message)
             return ModelUnloadFailed(model=model, generation=generation, position=position, code=code, message=message)

@@ -18,7 +18,7 @@ def free_port(host: str = "127.0.0.1") -> int:
         OSError: None of 200 tries was free.
     """
     for _ in range(200):
-        port = random.randint(_FIRST, _LAST)  # not a secret
+        port = random.randint(_FIRST, _LAST)  # noqa: S311 - not a secret
         with socket.socket() as probe:
             # Without SO_REUSEADDR a port that is still in TIME_WAIT counts as taken, which costs only another try.
             try:

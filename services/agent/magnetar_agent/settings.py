@@ -97,7 +97,7 @@ class AgentSettings(BaseSettings):
         except ValueError as error:
             raise ValueError(f"configuration is not JSON: {error}") from error
         if not isinstance(whole, dict):
-            raise ValueError("configuration must be a JSON object")
+            raise ValueError("configuration must be a JSON object")  # noqa: TRY004 - pydantic turns ValueError into its own
         fields = cast("dict[str, Any]", whole)
         unknown = sorted(fields.keys() - cls.model_fields.keys())
         if unknown:

@@ -13,7 +13,7 @@ def guarded(name: str, run: Callable[[], None], failed: Failed) -> threading.Thr
     def target() -> None:
         try:
             run()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - handed over, and there it ends the process
             failed(error)
 
     return threading.Thread(target=target, name=name, daemon=True)

@@ -71,7 +71,7 @@ def start(settings: ProjectorSettings, bus: Bus, life: Lifecycle) -> OpsServer:
     def project() -> None:
         try:
             projector.run(life.stopping)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - without its loop the process is no use
             life.fail(error)
 
     thread = threading.Thread(target=project, name="projector", daemon=True)

@@ -153,15 +153,15 @@ class Queries:
             limit: at most so many entries.
         """
         source, chosen = _chosen(subject, kind)
-        only = f"AND position IN (SELECT position FROM {source} AND position > ?)" if chosen else ""
+        only = f"AND position IN (SELECT position FROM {source} AND position > ?)" if chosen else ""  # noqa: S608 - ours
         entries = self._query(
-            f"SELECT {_COLUMNS} FROM entries WHERE position > ? {only} ORDER BY position LIMIT ?",
+            f"SELECT {_COLUMNS} FROM entries WHERE position > ? {only} ORDER BY position LIMIT ?",  # noqa: S608 - ours
             (after, *chosen, *((after,) if chosen else ()), limit),
         )
         if not entries:
             return []
         rows = self._query(
-            f"SELECT position, facts.kind, facts.subject, text, json FROM {source} "
+            f"SELECT position, facts.kind, facts.subject, text, json FROM {source} "  # noqa: S608 - ours
             "AND position BETWEEN ? AND ? ORDER BY position, idx",
             (*chosen, entries[0][0], entries[-1][0]),
         )

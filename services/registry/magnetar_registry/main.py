@@ -88,7 +88,7 @@ def serve(bus: Bus, settings: RegistrySettings, life: Lifecycle) -> None:
     ops = OpsServer(health, host=settings.host, port=settings.port, routes=routes(discovery)).start()
     life.on_stop("http", ops.stop)
 
-    wildcard = settings.host in ("0.0.0.0", "::")
+    wildcard = settings.host in ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
     host = settings.advertised_host or (socket.gethostname() if wildcard else settings.host)
     record = ServiceRecord(
         service_name=SERVICE_NAME,

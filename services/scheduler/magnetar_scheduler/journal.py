@@ -56,7 +56,7 @@ def make_entry(
     source: Input,
     facts: list[f.Fact],
     *,
-    id: str,
+    id: str,  # noqa: A002 - the field's name
     term: int,
     at: int,
     wall: int,

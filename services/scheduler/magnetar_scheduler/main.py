@@ -137,7 +137,7 @@ def start(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecycl
     def serve() -> None:
         try:
             _serve(settings, bus_settings, life)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the lifecycle
             life.fail(error)
 
     thread = threading.Thread(target=serve, name="scheduler", daemon=True)

@@ -58,7 +58,7 @@ class Pump:
                 except BusError as error:
                     _log.warning("an input topic is out of reach", topic=self.topic, error=str(error))
                     self._stopping.wait(POLL_S)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it ends the process, through the one who asked to be told
             self._on_failure(error)
 
     def _follow(self) -> None:

@@ -198,4 +198,4 @@ def _write_class_archive(java: Java, lib: Path, archive: Path) -> None:
 
 
 if __name__ == "__main__":
-    print(prepare()[1])
+    print(prepare()[1])  # noqa: T201
