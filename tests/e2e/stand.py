@@ -70,7 +70,7 @@ def standing(settings: AgentSettings) -> Iterator[Stand]:
     broker = MemoryBroker()
     bus = MemoryBus(broker)
     with leading(lambda: MemoryBus(broker)) as led:
-        set_policy(bus, load_attempts=2, load_retry_ms=100, unload_grace_ms=100)
+        set_policy(bus, load_attempts=2, load_retry_ms=100, unload_grace_ms=100, resend_ms=1000)
         stand = Stand(bus, led, settings)
         try:
             yield stand

@@ -24,8 +24,11 @@ class SimulatedAgent:
         *,
         obey: bool = True,
         holds: dict[tuple[str, int], str] | None = None,
+        clock_ms: int = 0,
         **fields: object,
     ) -> None:
+        self.beats = 0
+        self._clock_ms = clock_ms
         self.record: ServiceRecord = record(server, **fields)  # type: ignore[arg-type]
         self.obey = obey
         self.commands: list[Command] = []
@@ -68,8 +71,9 @@ class SimulatedAgent:
     def answer(self, command: Command) -> None:
         wanted, at = command.command, command.position
         if isinstance(wanted, LoadModel):
-            self.loaded[wanted.model, wanted.generation] = "a" * 64
-            self.report(r.ModelLoaded(model=wanted.model, generation=wanted.generation, position=at, digest="a" * 64))
+            digest = wanted.artifact_digest or "a" * 64
+            self.loaded[wanted.model, wanted.generation] = digest
+            self.report(r.ModelLoaded(model=wanted.model, generation=wanted.generation, position=at, digest=digest))
         elif isinstance(wanted, UnloadModel):
             self.loaded.pop((wanted.model, wanted.generation), None)
             self.report(r.ModelUnloaded(model=wanted.model, generation=wanted.generation, position=at))

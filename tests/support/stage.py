@@ -34,7 +34,9 @@ def ours() -> set[threading.Thread]:
 class Stage:
     """An agent, its server, and what the agent said."""
 
-    def __init__(self, folder: Path, adapter: FakeAdapter, **options: object) -> None:
+    def __init__(
+        self, folder: Path, adapter: FakeAdapter, *, devices: Devices | None = None, **options: object
+    ) -> None:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker)  # the agent's: the one to cut off
         self.world = MemoryBus(self.broker)
@@ -51,7 +53,7 @@ class Stage:
             self.bus,
             info,
             adapter,
-            Devices(own_cgroup=folder / "none"),
+            devices or Devices(own_cgroup=folder / "none"),
             AgentOptions(folder, **values),  # type: ignore[arg-type]
             self.failures.append,
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from magnetar_agent import environments
-from magnetar_cli.contexts import BrokerContext
+from magnetar_cli.contexts import CONTEXT, BrokerContext
 from magnetar_cli.exit_codes import CommandError
 from magnetar_cli.plan import Plan
 from magnetar_cli.supervised import Supervised
@@ -102,6 +102,17 @@ class Stack:
             self._start(name, service, variables)
         self._wait_ready(stopping or threading.Event())
 
+    def keep_broker(self) -> bool:
+        """Start the broker again, on the same port and data, if it has died; return whether it had.
+
+        Raises:
+            BrokerError: it does not start any more.
+        """
+        if self._broker is None or self._broker.pid is not None:
+            return False
+        self._broker.restart()
+        return True
+
     def kill_agent(self, name: str) -> list[int]:
         """Kill an agent and its inference server with SIGKILL, together and for good; return whom."""
         agent = self.agents.pop(name)
@@ -176,7 +187,10 @@ class Stack:
         (self.agents if service == "agent" else self.services)[name] = part
 
     def _shared(self) -> dict[str, str]:
-        return {f"MAGNETAR_PULSAR_{name.upper()}": str(value) for name, value in self.bus_settings.model_dump().items()}
+        broker = {
+            f"MAGNETAR_PULSAR_{name.upper()}": str(value) for name, value in self.bus_settings.model_dump().items()
+        }
+        return {**broker, CONTEXT: ""}  # one that is named in our environment would come first
 
     def _wait_ready(self, stopping: threading.Event) -> None:
         deadline = time.monotonic() + _READY_S

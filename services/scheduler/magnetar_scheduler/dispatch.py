@@ -52,24 +52,24 @@ class Dispatch:
 
     def note(self, position: int, facts: list[f.Fact]) -> None:
         """Take note of whose commands and routes an entry may change."""
-        replicas: list[ReplicaKey] = []
+        replicas: dict[ReplicaKey, None] = {}  # each once: an inventory loses a replica and asks for it in one entry
         models: dict[str, None] = {}
-        servers: list[str] = []
+        servers: dict[str, None] = {}
         for fact in facts:
             if isinstance(fact, (f.ReplicaPlaced, f.ReplicaChanged, f.ReplicaMeasured)):
-                replicas.append(ReplicaKey(fact.model, fact.generation, fact.server))
+                replicas[ReplicaKey(fact.model, fact.generation, fact.server)] = None
                 models[fact.model] = None
             elif isinstance(fact, _OF_ROUTES):
                 models[fact.model] = None
             elif isinstance(fact, _OF_SERVERS):
-                servers.append(fact.server)
+                servers[fact.server] = None
                 known = self._state.servers.get(fact.server)
                 for replica in known.replicas.values() if known else ():
                     models[replica.model] = None
-                    replicas.append(replica.key)
+                    replicas[replica.key] = None
         for model in models:
             self._touched[model] = position
-        self._due.append((position, replicas, servers, list(models)))
+        self._due.append((position, list(replicas), list(servers), list(models)))
 
     def act(self, stored: int) -> None:
         """Send what the entries up to position ``stored`` have made outstanding."""

@@ -15,7 +15,7 @@ from magnetar_cli.exit_codes import Misused
 from magnetar_cli.output import STDERR, Columns, Json, note, table
 from magnetar_cli.plan import BrokerChoice, Plan, ServerKind
 from magnetar_common.bus import connect
-from magnetar_common.errors import MagnetarError
+from magnetar_common.errors import BusUnavailable, MagnetarError
 from magnetar_common.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ Agents = Annotated[int, typer.Option(min=0, max=64, help="How many agents, each 
 Kind = Annotated[ServerKind, typer.Option(help="Kind of inference server.")]
 Broker = Annotated[
     BrokerChoice | None,
-    typer.Option(help="pulsar-lite (no Java; the default where it runs), or a real Pulsar on a JVM."),
+    typer.Option(help="pulsar-lite (no Java; default where it runs), or a real Pulsar on a JVM."),
 ]
 Data = Annotated[Path, typer.Option(help="Folder for everything; what is in it already is gone on with.")]
 
@@ -90,6 +90,8 @@ def _watch(stack: "Stack", life: Lifecycle) -> None:
     try:
         with Live(console=STDERR, refresh_per_second=4, transient=True) as live:
             while not life.wait(_LOOK_S):
+                if stack.keep_broker():
+                    live.console.print("the broker died and was started again")
                 for name, part in stack.everything.items():
                     if part.restarts > restarts[name]:
                         restarts[name] = part.restarts
@@ -110,7 +112,10 @@ _PARTS: Columns = {
 
 
 def _picture(stack: "Stack", log: Following) -> Group:
-    state = log.catch_up()
+    try:
+        state, away = log.catch_up(), ""
+    except BusUnavailable as error:
+        state, away = log.state, f"; {error}"
     parts: list[Json] = [
         {"service": name, "pid": part.pid or "-", "url": part.url, "restarts": part.restarts}
         for name, part in stack.everything.items()
@@ -118,4 +123,4 @@ def _picture(stack: "Stack", log: Following) -> Group:
     shows = [table(parts, _PARTS), Text()]
     shows += [table(shown.servers(state), shown.SERVERS), Text()] if state.servers else []
     shows += [table(shown.models(state), shown.MODELS)] if state.models else [Text("no models; magnetar apply -f FILE")]
-    return Group(*shows, Text(f"position {state.position}, term {state.term}", style="dim"))
+    return Group(*shows, Text(f"position {state.position}, term {state.term}{away}", style="dim"))
