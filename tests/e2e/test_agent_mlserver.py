@@ -41,13 +41,14 @@ def sample(iris_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Sam
     return Sample(("sklearn",), iris_artifact, broken, slow, started, _SETOSA, [0])
 
 
+@pytest.fixture(scope="module")
+def stand(mlserver_env: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    with standing(settings_for("mlserver", tmp_path_factory.mktemp("agent"))) as stand:
+        yield stand
+
+
 class TestMLServer(RepositoryServerContract):
     """One MLServer that the agent starts and supervises."""
-
-    @pytest.fixture(scope="class")
-    def stand(self, mlserver_env: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-        with standing(settings_for("mlserver", tmp_path_factory.mktemp("agent"))) as stand:
-            yield stand
 
 
 def test_agent_beside_a_server_that_runs_already_loads_nothing_twice(

@@ -38,10 +38,11 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return Sample(("python",), folder / "good", folder / "broken", folder / "slow", started, _PAIR, [2.0, 5.0])
 
 
+@pytest.fixture(scope="module")
+def stand(triton_env: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    with standing(settings_for("triton", tmp_path_factory.mktemp("agent"))) as stand:
+        yield stand
+
+
 class TestTriton(RepositoryServerContract):
     """One Triton that the agent starts and supervises."""
-
-    @pytest.fixture(scope="class")
-    def stand(self, triton_env: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-        with standing(settings_for("triton", tmp_path_factory.mktemp("agent"))) as stand:
-            yield stand

@@ -6,7 +6,6 @@ the state that they fold to. ``python -m tests.golden NAME SERVICE_URL`` records
 
 import base64
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -45,7 +44,3 @@ def record(name: str, url: str) -> None:
     replay(bus, on_record=found.append)
     bus.close()
     write(name, [(each.payload, each.fingerprint) for each in found])
-
-
-if __name__ == "__main__":
-    record(*sys.argv[1:])

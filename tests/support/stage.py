@@ -35,9 +35,15 @@ class Stage:
     """An agent, its server, and what the agent said."""
 
     def __init__(
-        self, folder: Path, adapter: FakeAdapter, *, devices: Devices | None = None, **options: object
+        self,
+        folder: Path,
+        adapter: FakeAdapter,
+        *,
+        devices: Devices | None = None,
+        broker: MemoryBroker | None = None,
+        **options: object,
     ) -> None:
-        self.broker = MemoryBroker()
+        self.broker = broker or MemoryBroker()
         self.bus = MemoryBus(self.broker)  # the agent's: the one to cut off
         self.world = MemoryBus(self.broker)
         self.adapter = adapter

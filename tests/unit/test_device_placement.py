@@ -7,6 +7,7 @@ from magnetar_common.status import ModelState, model_status
 from magnetar_common.transitions import R
 from magnetar_events import ServiceRecord
 from magnetar_events import facts as f
+from magnetar_events.records import Device
 from tests.support.adapters import FakeAdapter
 from tests.support.stage import Stage
 from tests.support.world import MIB, World, record, spec
@@ -107,6 +108,18 @@ def test_mig_instances_are_placed_on_and_their_parent_is_not(tmp_path: Path) -> 
     assert placed_on(world, "default/two") == {"local/a/0": ("MIG-1",)}
     assert placed_on(world, "default/three") == {}
     assert {device for _, device in world.state.booked} == {"MIG-0", "MIG-1"}
+
+
+def test_parent_that_is_reported_beside_its_instances_is_not_placed_on() -> None:
+    """An agent of another make may list the split GPU too: it has more room than either, and takes nothing."""
+    world = World()
+    parent = Device(uuid="GPU-1", kind="gpu", total=80 * GIB, free=80 * GIB, largest_free=80 * GIB)
+    child = Device(uuid="MIG-0", kind="mig", parent="GPU-1", total=8 * GIB, free=8 * GIB, largest_free=8 * GIB)
+    join(world, record("a", devices=(parent, child)))
+    world.deploy(spec("small", devices=1, memory=5 * GIB))
+    world.deploy(spec("large", devices=1, memory=40 * GIB))
+    assert placed_on(world, "default/small") == {"local/a/0": ("MIG-0",)}
+    assert placed_on(world, "default/large") == {}
 
 
 def test_device_that_cannot_be_read_takes_nothing(tmp_path: Path) -> None:

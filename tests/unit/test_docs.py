@@ -42,7 +42,7 @@ from magnetar_registry.main import RegistrySettings
 from magnetar_scheduler.main import SchedulerSettings
 from magnetar_scheduler.placement import RULES
 from tests.support.agents import SimulatedAgent
-from tests.support.leading import leading
+from tests.support.leading import Led, eventually, leading
 from tests.unit.test_inference import Server
 
 ROOT = Path(__file__).parent.parent.parent
@@ -204,8 +204,8 @@ class Agent(SimulatedAgent):
 
 
 @pytest.fixture
-def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a broker that the environment names, with a leader and two agents whose servers answer inference."""
+def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
+    """A leader on a broker that the environment names, and two agents whose servers answer inference."""
     with embedded.start(tmp_path / "broker") as broker:
         monkeypatch.setenv("MAGNETAR_PULSAR_URL", broker.service_url)
         monkeypatch.setenv("MAGNETAR_PULSAR_DATA_DIR", str(tmp_path))
@@ -213,7 +213,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         with leading(connect) as led:
             bus = connect()
             agents = [Agent(bus, server) for server in servers]
-            yield broker.service_url
+            yield led
             for agent in agents:
                 agent.die()
             bus.close()
@@ -221,13 +221,20 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("doc", [doc for doc in DOCS if blocks("python", doc)], ids=lambda doc: doc.name)
-def test_python_examples_run(doc: Path, running: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each document's examples, one after the other in one namespace, against a broker, a leader and agents."""
+def test_python_examples_run(doc: Path, led: Led, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each document's examples, one after the other in one namespace, against a broker, a leader and agents.
+
+    Every model that an example asks for is wanted in the end, so whatever it published was understood.
+    """
     monkeypatch.chdir(ROOT)
     namespace: dict[str, Any] = {}
     for example in blocks("python", doc):
-        code = example.replace("pulsar://127.0.0.1:6650", running)
+        code = example.replace("pulsar://127.0.0.1:6650", BusSettings().url)
         exec(compile(code, doc.name, "exec", dont_inherit=True), namespace)  # our own text
+    asked = re.findall(
+        r"""\bname="(\w+)", storage_uri|{"name": "(\w+)", "storageUri\"""", "".join(blocks("python", doc))
+    )
+    eventually(lambda: led.state.models.keys() == {f"default/{a or b}" for a, b in asked})
 
 
 def test_manifests_are_valid() -> None:
@@ -313,9 +320,7 @@ def test_environment_variables_exist() -> None:
 
 
 KINDS = {
-    kind.__name__
-    for union in (Fact, requests.RequestKind, reports.ReportKind, CommandKind)
-    for kind in get_args(union)
+    kind.__name__ for union in (Fact, requests.RequestKind, reports.ReportKind, CommandKind) for kind in get_args(union)
 } | {"Route"}
 
 
@@ -363,7 +368,9 @@ def test_proofs_exist(doc: Path) -> None:
 
 def test_the_fingerprint_is_as_described() -> None:
     """docs/log.md tells readers in other languages how to compute it, with an example."""
-    (name, value) = re.search(r'of the schema `("\w+")` is `([0-9a-f]{16})`', (ROOT / "docs/log.md").read_text()).groups()  # type: ignore[union-attr]
+    (name, value) = re.search(
+        r'of the schema `("\w+")` is `([0-9a-f]{16})`', (ROOT / "docs/log.md").read_text()
+    ).groups()  # type: ignore[union-attr]
     assert fingerprint(to_parsing_canonical_form(json.loads(name)), "CRC-64-AVRO") == value
 
 

@@ -82,6 +82,20 @@ def test_s01_newest_command_alone_is_outstanding_and_alone_is_answered() -> None
     assert IRIS not in world.state.models
 
 
+def test_s01_late_repeat_of_a_failure_does_not_fail_the_next_attempt() -> None:
+    """The replica is loading again, and what is said of the attempt before changes nothing."""
+    world = World()
+    rec = world.join("a")
+    world.deploy()
+    first = next(iter(world.state.outstanding.values())).position
+    world.fail_load(ReplicaKey(IRIS, 1, A))
+    world.pass_time(world.state.policy.load_retry_ms)
+    assert world.states() == {(1, A): R.LOAD_REQUESTED}
+    late = r.ModelLoadFailed(model=IRIS, generation=1, position=first, code="LOAD_FAILED")
+    assert kinds(world.report(rec, late)) == ["ReportIgnored"]
+    assert (world.states()[1, A], world.state.models[IRIS].replicas[1, A].attempt) == (R.LOAD_REQUESTED, 2)
+
+
 def test_s02_delete_during_a_load_unloads_and_leaves_no_orphan() -> None:
     """The server is known from the placement on; and if it turns out to hold the model after all, it lets it go."""
     world = World()

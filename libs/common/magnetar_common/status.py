@@ -80,7 +80,8 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
     if available >= model.wanted and in_traffic:
         return ModelState.AVAILABLE, "", "", True
     if failed is not None:
-        reason = "; ".join((failed.message, *failed.places))
+        told = any(failed.message in place for place in failed.places)
+        reason = "; ".join(failed.places if told else (failed.message, *failed.places))
         state = ModelState.DEGRADED if available and in_traffic else ModelState.FAILED
         return state, failed.code, reason, failed.retriable
     refused = model.target.refused

@@ -71,7 +71,8 @@ def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Re
         fail(draft, model, version, "LOAD_FAILED", "no other server takes it", retriable=True)
         return
     before = version.refused
-    if before is None or (before.missing, before.message) != (left, answer.message):
+    rules = {count.rule for count in answer.refusals}
+    if before is None or before.missing != left or {count.rule for count in before.refusals} != rules:
         draft.emit(
             f.PlacementRefused(model.key, version.generation, left, answer.message, answer.refusals, answer.examples)
         )

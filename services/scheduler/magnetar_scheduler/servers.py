@@ -74,7 +74,7 @@ def essence(record: ServiceRecord) -> ServiceRecord:
 def reading_differs(server: Server, info: ServerInfo, delta: float, limit: float) -> bool:
     """Whether a heartbeat's readings differ enough from the logged ones to be worth a fact.
 
-    They do when memory moves by ``delta`` of the total, utilisation crosses ``limit``, a device comes, goes or fails,
+    They do when memory moves by ``delta`` of the total, an accelerator's utilisation crosses ``limit``, a device comes, goes or fails,
     the digest of the index changes, or the logged reading was stale.
     """
     if server.stale or info.digest != server.digest or len(info.devices) != len(server.devices):
@@ -86,7 +86,7 @@ def reading_differs(server: Server, info: ServerInfo, delta: float, limit: float
         threshold = delta * max(device.total, 1)
         if abs(device.free - old.free) > threshold or abs(device.largest_free - old.largest_free) > threshold:
             return True
-        if (device.utilisation < limit) != (old.utilisation < limit):
+        if device.kind != "cpu" and (device.utilisation < limit) != (old.utilisation < limit):
             return True
     return False
 

@@ -57,7 +57,8 @@ class Watch:
             message = self.view.get_message(key)
             heard_of(key, record, message.id if message is not None and record is not None else None)
 
-        self.view.for_each_and_listen(tell)
+        self._tell = tell
+        self._listening = False
         self._interruptions = 0
         for server in state.servers.values():  # of before our time: their leases start afresh
             (self.leases.bury if server.lost else self.leases.observe)(
@@ -95,6 +96,9 @@ class Watch:
         """Return who lapsed and whose readings are stale; call at least twice a second."""
         state, leases = self._state, self.leases
         leases.policy = state.policy
+        if not self._listening and self.view.passes:
+            self._listening = True  # not before: without compaction a first pass goes through every old heartbeat
+            self.view.for_each_and_listen(self._tell)
         if self._interruptions != self.view.interruptions:
             self._interruptions = self.view.interruptions
             leases.restart_all(now)

@@ -9,7 +9,6 @@ import pytest
 
 from magnetar_agent.adapters.base import Code, IndexEntry, IndexState
 from magnetar_agent.artifacts import digest
-from magnetar_common.topics import commands_topic
 from magnetar_events.models import index_digest
 from magnetar_events.reports import (
     CommandSuperseded,
@@ -108,9 +107,12 @@ def test_old_leader_is_refused(tmp_path: Path) -> None:
         stage.load(3, term=2)
         stage.hears(ModelLoaded, 3)
         stage.unload(9, term=1)
+        stage.load(10, "default/stale", term=1)
         stage.load(4, "default/other", term=2)
         stage.hears(ModelLoaded, 4)
+        stage.inventory(11)
         assert stage.adapter.calls == [("load", SERVED), ("load", "default_other_1")]
+        assert stage.said(ModelLoading, "default/stale") == []
 
 
 def test_command_for_another_life_is_ignored(tmp_path: Path) -> None:
@@ -125,16 +127,19 @@ def test_command_for_another_life_is_ignored(tmp_path: Path) -> None:
 
 
 def test_backlog_of_an_earlier_life_is_not_read(tmp_path: Path) -> None:
-    """Commands are read from the end that the topic had when the agent was made."""
-    before = Stage(tmp_path, FakeAdapter())
-    before.load(1)
-    before.agent.close()
+    """Commands are read from the end that the topic had when the agent was made, and nothing after it is missed."""
+    first = Stage(tmp_path, FakeAdapter())
+    first.agent.close()
+    first.load(1)
     (tmp_path / "second").mkdir()
-    stage = Stage(tmp_path / "second", FakeAdapter())
+    second = Stage(tmp_path / "second", FakeAdapter(), broker=first.broker)
+    second.load(2, "default/next")  # before it listens
+    second.agent.start()
     try:
-        assert stage.world.reader(commands_topic("a", 0)).read(0) is None  # a broker of its own
+        second.hears(ModelLoaded, 2)
+        assert second.adapter.calls == [("load", "default_next_1")]
     finally:
-        stage.agent.close()
+        second.agent.close()
 
 
 def test_junk_on_the_command_topic_disturbs_nothing(tmp_path: Path) -> None:

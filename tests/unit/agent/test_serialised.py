@@ -21,23 +21,20 @@ def work(failures: list[BaseException]) -> Iterator[Serialised[str]]:
     assert made.close(5)
 
 
-def test_jobs_of_one_key_run_in_order_one_at_a_time(work: Serialised[str]) -> None:
-    """However many threads there are."""
+def test_jobs_of_one_key_run_in_order_one_at_a_time(work: Serialised[str], failures: list[BaseException]) -> None:
+    """Though a thread is free, the second waits for the first; and all come in the order in which they were given."""
+    gate, other = threading.Event(), threading.Event()
     done: list[int] = []
-    running: list[int] = []
-    over: list[int] = []
-
-    def job(number: int) -> None:
-        running.append(number)
-        over.extend(running[1:])
-        done.append(number)
-        running.clear()
-
-    for number in range(200):
-        work.submit("a", lambda number=number: job(number))
-    eventually(lambda: len(done) == 200)
-    assert done == list(range(200))
-    assert over == []
+    work.submit("a", lambda: (gate.wait(10), done.append(0)))
+    for number in range(1, 100):
+        work.submit("a", lambda number=number: done.append(number))
+    work.submit("b", other.set)
+    assert other.wait(10)
+    assert (done, work.begun) == ([], 2)
+    gate.set()
+    eventually(lambda: len(done) == 100)
+    assert done == list(range(100))
+    assert failures == []
 
 
 def test_keys_run_at_the_same_time_up_to_the_limit(work: Serialised[str]) -> None:
