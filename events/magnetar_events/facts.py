@@ -406,7 +406,7 @@ class ServerLost:
     """The server is silent or gone. Its replicas are Lost; they are re-placed in pieces.
 
     Attributes:
-        code: LEASE_LAPSED, DOWN or NO_INVENTORY.
+        code: LEASE_LAPSED, DOWN, GONE or NO_INVENTORY.
         due: log time (ms) at which it is forgotten.
     """
 

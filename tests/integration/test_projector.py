@@ -386,7 +386,7 @@ def test_run_survives_a_broker_that_is_away(broker: MemoryBroker, leader: Memory
 def service(broker: MemoryBroker, leader: MemoryBus, path: str, world: World) -> Iterator[httpx.Client]:
     write(leader, *world.log[:-1])
     with Lifecycle() as life:
-        server = start(ProjectorSettings(data=path, http_port=0), ReadingBus(broker), life)
+        server = start(ProjectorSettings(data=path, port=0), ReadingBus(broker), life)
         with httpx.Client(base_url=server.url) as client:
             eventually(lambda: client.get("/readyz").status_code == 200)
             yield client
@@ -475,7 +475,7 @@ def test_halted_it_is_alive_not_ready_and_answers_for_the_past(
     write(leader, *world.log[:5])
     _hole(leader)
     with Lifecycle() as life:
-        server = start(ProjectorSettings(data=MEMORY, http_port=0), ReadingBus(broker), life)
+        server = start(ProjectorSettings(data=MEMORY, port=0), ReadingBus(broker), life)
         with httpx.Client(base_url=server.url) as client:
             eventually(lambda: "halted" in client.get("/readyz").text)
             assert "position 5 should come next" in client.get("/readyz").json()["checks"]["log"]["detail"]
@@ -491,7 +491,7 @@ def test_nobody_writes_to_the_log_of_a_projector(broker: MemoryBroker, leader: M
     with pytest.raises(AssertionError):
         bus.producer(STATE_CHANGES.name)
     with Lifecycle() as life:
-        start(ProjectorSettings(data=path, http_port=0), bus, life)
+        start(ProjectorSettings(data=path, port=0), bus, life)
         eventually(lambda: Path(path).exists())
     assert life.exit_code == 0
     assert bus.producers() == []

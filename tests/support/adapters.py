@@ -22,6 +22,7 @@ class FakeAdapter:
         models: what the server's index says.
         calls: every load and unload, in order.
         up: whether the server answers; a load on a dead one fails.
+        busy: the server takes questions, and is silent.
         fails: name → (code, message) of every load of it.
         lies: names that a load reports as loaded and that never come into the index.
         gate: loads wait until it is set: clear it to make them slow.
@@ -35,6 +36,8 @@ class FakeAdapter:
         self.calls: list[tuple[str, str]] = []
         self.specs: list[ModelSpec] = []
         self.up = True
+        self.busy = False
+        self.asked = 0
         self.fails: dict[str, tuple[Code, str]] = {}
         self.lies: set[str] = set()
         self.gate = threading.Event()
@@ -69,6 +72,9 @@ class FakeAdapter:
         self.models = {other: entry for other, entry in self.models.items() if other != name}
 
     def index(self) -> dict[str, IndexEntry]:
+        self.asked += 1
+        if self.busy:
+            raise ServerUnreachable("read time-out", busy=True)
         if not self.up:
             raise ServerUnreachable("the server is down")
         return self.models

@@ -228,6 +228,11 @@ class Change(NamedTuple):
 def history(bus: Bus, name: str, *, topic: str = SERVICE_REGISTRY.name) -> Iterator[Change]:
     """Yield what the registry's originals (kept for 7 days) say of a service's instances, oldest first, up to now.
 
+    Args:
+        bus: where the registry is.
+        name: of a service, or the id of an instance.
+        topic: the registry topic.
+
     Raises:
         BusUnavailable: the broker went away in between.
     """
@@ -246,7 +251,7 @@ def history(bus: Bus, name: str, *, topic: str = SERVICE_REGISTRY.name) -> Itera
                     change = change._replace(record=decode(message))
                 except Undecodable as error:
                     change = change._replace(problem=str(error))
-            if change.record is not None and change.record.service_name == name:
+            if name == message.key or (change.record is not None and change.record.service_name == name):
                 known.add(message.key)
             if message.key in known:
                 yield change

@@ -47,7 +47,7 @@ class LogHole(LogError):
     def __init__(self, expected: int, found: int, message_id: str) -> None:
         super().__init__(
             f"the log has a hole: position {expected} should come next, message {message_id} holds {found}; "
-            "nothing after it can be trusted until the missing entries are found or voided"
+            "nothing after it can be trusted: find out who wrote or deleted on this topic"
         )
         self.expected = expected
         self.found = found

@@ -63,7 +63,8 @@ class LogReader:
                     f"message {message.id} of the log: {error}; it needs a newer version of Magnetar"
                 ) from error
             raise LogUnreadable(
-                f"message {message.id} of the log is not an entry ({error}); if somebody else wrote it, void it"
+                f"message {message.id} of the log is not an entry ({error}); "
+                "only the leading scheduler may write here: find out who did"
             ) from error
         self.last = message.id
         return LogRecord(entry, message.id, message.payload, fingerprint)

@@ -5,6 +5,7 @@ an operation touched between the look and the report is said to be busy, and set
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -20,6 +21,9 @@ from magnetar_events.reports import InventoryModel, InventoryReported
 
 CHECK_S = 1.0
 """The index is looked at this often (seconds)."""
+
+BUSY_S = 30.0
+"""A server that takes questions and is silent counts as busy for this long (seconds), and then as dead."""
 
 _log = structlog.get_logger(__name__)
 
@@ -69,6 +73,7 @@ class Inventory:
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
         self._stopping = threading.Event()
         self._thread = guarded("inventory", self._run, failed)
+        self._answered = time.monotonic()
         self.serving = True
         """Whether the server answered its index last time."""
 
@@ -109,6 +114,11 @@ class Inventory:
         """Compare the index with the ledger; report it if somebody asked, or if they differ."""
         ledger, marks = self._ledger, self._ledger.marks()
         index = self._index()
+        if index is None:  # busy: what it held, it holds
+            if asked is not None:
+                self._stopping.wait(CHECK_S)
+                self._asked.put(asked)
+            return
         ready = {key for key, answers in index.held.items() if answers}
         with ledger.still():
             moved = ledger.moved(marks)
@@ -139,18 +149,20 @@ class Inventory:
                 )
             )
 
-    def _index(self) -> _Index:
-        """Read the index; an unreachable server holds nothing that answers."""
+    def _index(self) -> _Index | None:
+        """Read the index; None while the server is busy. One that is not there holds nothing that answers."""
         try:
             entries = self._adapter.index()
         except ServerUnreachable as error:
+            if error.busy and self.serving and time.monotonic() - self._answered < BUSY_S:
+                return None
             if self.serving:
                 _log.warning("the server does not answer", error=error.message)
             self.serving = False
             return _Index({}, ())
         if not self.serving:
             _log.info("the server answers again")
-        self.serving = True
+        self.serving, self._answered = True, time.monotonic()
         held: dict[VersionKey, bool] = {}
         strangers: list[str] = []
         for name, entry in entries.items():

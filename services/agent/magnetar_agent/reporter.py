@@ -11,6 +11,7 @@ from magnetar_common.bus import Bus, Producer
 from magnetar_common.errors import BusError, BusRefused
 from magnetar_common.topics import AGENT_EVENTS
 from magnetar_events import AGENT_EVENT, AgentEvent, schemas
+from magnetar_events.cloudevents import of_report
 from magnetar_events.reports import ReportKind
 
 MAX_WAITING = 10_000
@@ -81,7 +82,7 @@ class Reporter:
                     return
                 continue
             try:
-                producer.send(AGENT_EVENT.encode(event), key=event.server_key, properties=AGENT_EVENT.properties)
+                producer.send(AGENT_EVENT.encode(event), key=key_of(event), properties=of_report(event))
                 self.error = ""
             except BusRefused as error:  # this very report, for ever: let it go, loudly
                 kind = type(event.report).__name__
@@ -122,3 +123,8 @@ class Reporter:
                 _log.warning("reports could not be sent before the end", waiting=len(self._waiting), error=self.error)
                 return False
         return True
+
+
+def key_of(event: AgentEvent) -> str:
+    """Return the key of a report's message: the model that it is about, else the server."""
+    return getattr(event.report, "model", "") or event.server_key

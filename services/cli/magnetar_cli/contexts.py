@@ -30,6 +30,7 @@ class BrokerContext(BaseModel):
 
     url: str = "pulsar://127.0.0.1:6650"
     admin_url: str = ""
+    tenant: str = "magnetar"
     token: str = Field(default="", repr=False)
     trust_certs: str = ""
     operation_timeout_s: int = 10

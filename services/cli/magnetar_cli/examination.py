@@ -79,7 +79,7 @@ def log_health(log: Following) -> Iterator[Finding]:
     try:
         state = log.catch_up()
     except LogError as error:
-        yield Finding("log", BAD, str(error), "find the missing entries, or void what somebody else wrote")
+        yield Finding("log", BAD, str(error), "find out who else wrote to, or deleted from, state-changes")
         return
     if state.position < 0:
         yield Finding("log", DOUBTFUL, "is empty: no scheduler ever led here", "magnetar scheduler")

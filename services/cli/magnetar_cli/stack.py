@@ -174,7 +174,7 @@ class Stack:
     def _start(self, name: str, service: str, variables: Mapping[str, str]) -> None:
         (port,) = free_ports(1)
         prefix = f"MAGNETAR_{service.upper()}_"
-        where = {f"{prefix}{_PORT_FIELD.get(service, 'PORT')}": str(port)}
+        where = {f"{prefix}PORT": str(port)}
         part = Supervised(
             name,
             service,
@@ -203,7 +203,6 @@ class Stack:
             self.say(f"{name} on {part.url}")
 
 
-_PORT_FIELD = {"projector": "HTTP_PORT"}
 """Where a service's settings call its port otherwise."""
 
 

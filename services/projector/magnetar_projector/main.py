@@ -19,8 +19,8 @@ class ProjectorSettings(BaseSettings):
 
     Attributes:
         data: file of the read model, or ``:memory:``. It can be deleted at any time: the log has everything in it.
-        http_host: where to listen.
-        http_port: 0 = any free port.
+        host: where to listen.
+        port: 0 = any free port.
         batch_entries: entries written in one transaction while catching up, at most.
         batch_ms: time between two transactions while catching up, at most.
         log_json: one JSON object a line on stderr; else for people.
@@ -30,8 +30,8 @@ class ProjectorSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="MAGNETAR_PROJECTOR_", extra="ignore")
 
     data: str = "magnetar-projector.sqlite"
-    http_host: str = "127.0.0.1"
-    http_port: int = Field(default=9083, ge=0, le=65_535)
+    host: str = "127.0.0.1"
+    port: int = Field(default=9083, ge=0, le=65_535)
     batch_entries: int = Field(default=1_000, ge=1)
     batch_ms: int = Field(default=200, ge=1)
     log_json: bool = True
@@ -64,7 +64,7 @@ def start(settings: ProjectorSettings, bus: Bus, life: Lifecycle) -> OpsServer:
     projector = Projector(bus, read_model, batch_entries=settings.batch_entries, batch_ms=settings.batch_ms)
     health = Health()
     health.add("log", projector.healthy)
-    server = OpsServer(health, host=settings.http_host, port=settings.http_port, routes=routes(Queries(read_model)))
+    server = OpsServer(health, host=settings.host, port=settings.port, routes=routes(Queries(read_model)))
     server.start()
     life.on_stop("http", server.stop)
 

@@ -46,6 +46,7 @@ class SchedulerSettings(BaseSettings):
         identity: unique for each life; empty = made up.
         host: where health and metrics are served.
         port: of these; 0 = any free one.
+        advertised_host: how others reach it; empty = ``host``.
         log_json: log lines as JSON.
         log_level: DEBUG, INFO, WARNING or ERROR.
     """
@@ -56,6 +57,7 @@ class SchedulerSettings(BaseSettings):
     identity: str = ""
     host: str = "127.0.0.1"
     port: int = Field(default=8600, ge=0, le=65_535)
+    advertised_host: str = ""
     log_json: bool = True
     log_level: str = "INFO"
 
@@ -104,6 +106,19 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
         loop.turned = time.monotonic()
         return life.stopping.is_set()
 
+    bus = buses.connect(bus_settings)
+    life.on_stop("bus", bus.close)
+    record = ServiceRecord(
+        service_name=SERVICE_NAME,
+        instance_id=f"{SERVICE_NAME}/{identity}",
+        address=Address(host=settings.advertised_host or settings.host, port=ops.port),
+        status="STARTING",
+        timestamp=time.time_ns() // 1_000_000,
+        metadata={"role": "standby", "version": __version__},
+    )
+    registrar = Registrar(bus, record).start()
+    life.on_stop("registrar", registrar.leave)
+    registrar.up()
     LEADER.set(0)
     mandate = Challenger(lambda: buses.connect(bus_settings), stopping, folded).run()
     if mandate is None:
@@ -114,17 +129,7 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
     life.on_stop("leader", leader.close)
     leader.start()
     loop.leading = True
-    record = ServiceRecord(
-        service_name=SERVICE_NAME,
-        instance_id=f"{SERVICE_NAME}/{identity}",
-        address=Address(host=settings.host, port=ops.port),
-        status="STARTING",
-        timestamp=time.time_ns() // 1_000_000,
-        metadata={"term": str(leader.term), "version": __version__},
-    )
-    registrar = Registrar(mandate.bus, record).start()
-    life.on_stop("registrar", registrar.leave)
-    registrar.up()
+    registrar.update(metadata={"role": "leader", "term": str(leader.term), "version": __version__})
     while not life.stopping.is_set():
         leader.turn()
         loop.turned = time.monotonic()

@@ -74,8 +74,8 @@ def essence(record: ServiceRecord) -> ServiceRecord:
 def reading_differs(server: Server, info: ServerInfo, delta: float, limit: float) -> bool:
     """Whether a heartbeat's readings differ enough from the logged ones to be worth a fact.
 
-    They do when memory moves by ``delta`` of the total, an accelerator's utilisation crosses ``limit``, a device comes, goes or fails,
-    the digest of the index changes, or the logged reading was stale.
+    They do when memory moves by ``delta`` of the total, an accelerator's utilisation crosses ``limit``, a device comes,
+    goes or fails, the digest of the index changes, or the logged reading was stale.
     """
     if server.stale or info.digest != server.digest or len(info.devices) != len(server.devices):
         return True

@@ -361,6 +361,21 @@ def test_s19_unreachable_server_is_said_to_hold_nothing_and_recovers_without_a_h
         assert stage.adapter.calls == [("load", SERVED)]
 
 
+def test_busy_server_still_holds_what_it_held(tmp_path: Path) -> None:
+    """MLServer is silent for seconds while it imports a runtime: that is no reason to take its models out of the routes."""
+    with staged(tmp_path) as stage:
+        stage.load(1)
+        stage.hears(ModelLoaded, 1)
+        stage.adapter.busy, before = True, stage.adapter.asked
+        stage.agent.server_changed()
+        stage.ask(2)
+        eventually(lambda: stage.adapter.asked >= before + 2)
+        assert (stage.agent.serving, stage.agent.holds()) == (True, 1)
+        stage.adapter.busy = False
+        assert [m.ready for m in stage.hears(InventoryReported, 2).models] == [True]
+        assert not [r for r in stage.said(InventoryReported) if r.cause.startswith("changed")]
+
+
 def test_operation_waits_for_a_server_that_is_on_its_way_back(tmp_path: Path) -> None:
     """A failed attempt would help nobody."""
     with staged(tmp_path, server_wait_s=20) as stage:

@@ -83,10 +83,15 @@ class UnloadFailed(OperationError):
 
 
 class ServerUnreachable(OperationError):
-    """The server did not answer a question (not a statement about any model)."""
+    """The server did not answer a question (not a statement about any model).
 
-    def __init__(self, message: str) -> None:
+    Attributes:
+        busy: it took the question and was silent: a server in the middle of a load may be. Otherwise it was not there.
+    """
+
+    def __init__(self, message: str, *, busy: bool = False) -> None:
         super().__init__(Code.SERVER_UNREACHABLE, message)
+        self.busy = busy
 
 
 class IndexState(StrEnum):

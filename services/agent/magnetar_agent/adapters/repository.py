@@ -267,7 +267,9 @@ class RepositoryAdapter(abc.ABC):
         try:
             return retry(self._http.request, method, url, timeout=timeout or self._limits.ask_seconds, json=json)
         except httpx.TransportError as error:
-            raise ServerUnreachable(f"{self._base_url}{url}: {type(error).__name__}: {error}") from error
+            raise ServerUnreachable(
+                f"{self._base_url}{url}: {type(error).__name__}: {error}", busy=isinstance(error, httpx.ReadTimeout)
+            ) from error
 
 
 # What a load that was answered does not come back from. A server that answers before the end says LOADING.

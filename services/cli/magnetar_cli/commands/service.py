@@ -1,6 +1,5 @@
 """``magnetar service …``."""
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -8,14 +7,10 @@ import typer
 from magnetar_cli.connection import connected
 from magnetar_cli.exit_codes import NotFound
 from magnetar_cli.output import Columns, Format, Json, Output, show
-from magnetar_common.bus import EARLIEST, Bus, Message
-from magnetar_common.discovery import Discovery
+from magnetar_common.discovery import Change, Discovery
+from magnetar_common.discovery import history as originals
 from magnetar_common.errors import BusUnavailable
-from magnetar_common.probe import is_probe
 from magnetar_common.render import plain
-from magnetar_common.topics import SERVICE_REGISTRY
-from magnetar_events import SERVICE_RECORD
-from magnetar_events.codec import FINGERPRINT, Undecodable
 from magnetar_projector.places import time_of
 
 app = typer.Typer(help="Service instances, as they registered.", no_args_is_help=True)
@@ -43,19 +38,13 @@ def history(
     """Show what was said of a service's instances in the last days: every original, not what compaction left."""
     rows: list[Json] = []
     last: dict[str, Json] = {}
-    instances: set[str] = set()
     with connected() as bus:
-        for message in _originals(bus):
-            row = _row(message)
-            if not row["serviceName"]:  # a tombstone names only the instance
-                row["serviceName"] = last.get(row["instanceId"], row)["serviceName"]
-            if name not in (row["serviceName"], row["instanceId"]):
-                continue
-            instances.add(row["instanceId"])
-            before, last[row["instanceId"]] = last.get(row["instanceId"]), row
+        for change in originals(bus, name):
+            row = _row(change)
+            before, last[change.instance] = last.get(change.instance), row
             if everything or before is None or _told(before) != _told(row):
                 rows.append(row)
-    if not instances:
+    if not last:
         raise NotFound(f"nothing was ever said of a service or an instance {name!r}", "magnetar service list")
     show(rows, _SAID, output)
 
@@ -78,40 +67,21 @@ _SAID: Columns = {
 }
 
 
-def _originals(bus: Bus) -> Iterator[Message]:
-    """Yield every message that the registry's topic still holds, in order; probes left out."""
-    reader = bus.reader(SERVICE_REGISTRY.name, EARLIEST, name="magnetar-cli")
-    try:
-        while not reader.at_end():
-            message = reader.read(_PATIENCE_S)
-            if message is None:
-                raise BusUnavailable("the registry's topic has more, and the broker does not send it")
-            if not is_probe(message.key):
-                yield message
-    finally:
-        reader.close()
-
-
-def _row(message: Message) -> Json:
+def _row(change: Change) -> Json:
+    record = change.record
     row: Json = {
-        "time": time_of(message.publish_ms),
-        "messageId": str(message.id),
-        "instanceId": message.key,
-        "serviceName": "",
-        "status": "(tombstone)",
-        "declaredBy": "",
+        "time": time_of(change.at_ms),
+        "messageId": str(change.id),
+        "instanceId": change.instance,
+        "status": f"(not a record: {change.problem})" if change.problem else "(tombstone)",
+        "declaredBy": "" if change.problem else "the registry service",
         "address": "",
         "metadata": {},
     }
-    if not message.payload:
-        return {**row, "declaredBy": "the registry service"}
-    try:
-        record = SERVICE_RECORD.decode(message.payload, message.properties.get(FINGERPRINT, ""))
-    except Undecodable as error:
-        return {**row, "status": f"(not a record: {error})"}
+    if record is None:
+        return row
     return {
         **row,
-        "serviceName": record.service_name,
         "status": record.status,
         "declaredBy": record.declared_by,
         "address": f"{record.address.host}:{record.address.port}",
