@@ -72,7 +72,7 @@ def test_s09_agent_killed_during_a_load_is_replaced_within_a_lease(fleet: Fleet)
     eventually(lambda: commands(dying, LoadModel))
     dying.die()
     eventually(lambda: fleet.state(A) is R.LOST)
-    assert fleet.status() is ModelState.SCHEDULE_FAILED
+    eventually(lambda: fleet.status() is ModelState.SCHEDULE_FAILED)
     fleet.join("b")
     eventually(lambda: servers_routed(fleet.bus) == {B})
     assert fleet.status() is ModelState.AVAILABLE

@@ -17,6 +17,7 @@ from magnetar_common.topics import ROUTES
 from magnetar_events import ROUTE, Route
 from magnetar_events.models import served_name
 from magnetar_events.routes import Endpoint, RouteTarget
+from tests.support.leading import eventually
 
 SECONDS = 20.0
 IRIS = "default/iris"
@@ -344,6 +345,7 @@ def test_s22_a_version_change_under_requests_fails_none(world: World, serve: Cal
         world.spread(server, generation=generation)
         gone = {served_name(IRIS, old) for old in range(1, generation)}
         server.answer = lambda path, gone=gone: (404, "") if path.split("/")[3] in gone else answers(path)
+        eventually(lambda generation=generation: done[generation], within=SECONDS)
     stop.set()
     for thread in threads:
         thread.join(SECONDS)

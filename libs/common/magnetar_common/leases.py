@@ -33,7 +33,8 @@ class _Lease:
     """Our clock when the last heartbeat arrived."""
     renewed: float
     """Proven time at that moment."""
-    length: float
+    own: float | None
+    """Its own length in seconds; None = the policy's, whatever that is by then."""
     evicted: bool = False
 
 
@@ -86,12 +87,12 @@ class Leases:
             return False
         # It was published after the last proof, at most one patience ago as far as anybody can prove.
         renewed = self._proven + min(max(now - self._vouched, 0.0), self.patience)
-        self._leases[instance] = _Lease(message_id, now, renewed, lease_s or self.policy.lease_ms / 1000)
+        self._leases[instance] = _Lease(message_id, now, renewed, lease_s)
         return True
 
     def bury(self, instance: str, message_id: MessageId, now: float) -> None:
         """Take over a verdict from before our time: lost, and only a heartbeat newer than this one says otherwise."""
-        self._leases[instance] = _Lease(message_id, now, self._proven, self.policy.lease_ms / 1000, evicted=True)
+        self._leases[instance] = _Lease(message_id, now, self._proven, None, evicted=True)
 
     def forget(self, instance: str) -> None:
         """Drop an instance: it left, was superseded, or its record is gone. Unknown ones are ignored."""
@@ -142,7 +143,7 @@ class Leases:
 
     def suspected(self, now: float) -> dict[str, float]:
         """Return who was not heard for longer than a lease and is not evicted (yet), with the seconds of silence."""
-        return {i: age for i, age in self.ages(now).items() if age > self._leases[i].length}
+        return {i: age for i, age in self.ages(now).items() if age > self._length(self._leases[i])}
 
     def ages(self, now: float) -> dict[str, float]:
         """Return the seconds since each living instance was last heard, by our clock."""
@@ -160,9 +161,13 @@ class Leases:
         return ""
 
     def _overdue(self, lease: _Lease) -> float:
-        excused = self._proven - max(lease.renewed, self._fresh) - lease.length
-        at_last = self._proven - lease.renewed - 2 * (lease.length + self.policy.hold_ms / 1000)
+        length = self._length(lease)
+        excused = self._proven - max(lease.renewed, self._fresh) - length
+        at_last = self._proven - lease.renewed - 2 * (length + self.policy.hold_ms / 1000)
         return max(excused, at_last)
+
+    def _length(self, lease: _Lease) -> float:
+        return lease.own if lease.own is not None else self.policy.lease_ms / 1000
 
     def _room(self, now: float) -> int:
         while self._evictions and now - self._evictions[0][0] >= _MINUTE_S:
