@@ -39,7 +39,7 @@ class _Field:
 
 
 @cache
-def fields_of(cls: type) -> tuple[_Field, ...]:
+def fields_of(cls: type[Any]) -> tuple[_Field, ...]:
     """Return the fields of a record class in order."""
     if issubclass(cls, BaseModel):
         described: dict[str, Any] = cast("Any", cls).model_fields

@@ -6,7 +6,7 @@ a second scheduler agree. Every duration is in milliseconds.
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from magnetar_events.base import Wire
 
@@ -59,3 +59,15 @@ class Policy(Wire):
     request_memory_ms: _Duration = 86_400_000
     piece: Annotated[int, Field(ge=1, le=1_000)] = 100
     forget_server_ms: _Interval = 86_400_000
+
+    @model_validator(mode="after")
+    def _heartbeats_fit(self) -> "Policy":
+        if self.lease_ms < 2 * self.heartbeat_ms:
+            raise ValueError(
+                f"leaseMs {self.lease_ms} is less than two heartbeats of {self.heartbeat_ms} ms: everybody would be lost"
+            )
+        if self.reading_stale_ms < self.heartbeat_ms:
+            raise ValueError(
+                f"readingStaleMs {self.reading_stale_ms} is less than a heartbeat of {self.heartbeat_ms} ms"
+            )
+        return self

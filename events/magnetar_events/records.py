@@ -87,12 +87,12 @@ class ServerInfo(Wire):
     grpc_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     runtime: RuntimeInfo = Field(default_factory=RuntimeInfo)
     agent_version: Text = ""
-    commands: tuple[Text, ...] = ()
-    capabilities: tuple[Name, ...] = ()
+    commands: Annotated[tuple[Text, ...], Field(max_length=64)] = ()
+    capabilities: Annotated[tuple[Name, ...], Field(max_length=256)] = ()
     max_models: Count = 0
     memory_bytes: Memory = 0
     over_commit_percent: Annotated[int, Field(ge=0, le=1000)] = 0
-    devices: tuple[Device, ...] = ()
+    devices: Annotated[tuple[Device, ...], Field(max_length=256)] = ()
     disk_bytes: Memory = 0
     loads: Count = 0
     digest: Text = ""

@@ -58,7 +58,7 @@ class ModelLoaded(_OfReplica):
     """
 
     digest: _Digest = ""
-    memory: tuple[DeviceMemory, ...] = ()
+    memory: Annotated[tuple[DeviceMemory, ...], Field(max_length=256)] = ()
     parallel: Count = 1
     http_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     times: LoadTimes = Field(default_factory=LoadTimes)
@@ -141,8 +141,8 @@ class InventoryReported(Wire):
     """
 
     position: Count = 0
-    models: tuple[InventoryModel, ...] = ()
-    strangers: tuple[Text, ...] = ()
+    models: Annotated[tuple[InventoryModel, ...], Field(max_length=20_000)] = ()
+    strangers: Annotated[tuple[Text, ...], Field(max_length=20_000)] = ()
     digest: Text = ""
     cause: Text = ""
 

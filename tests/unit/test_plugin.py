@@ -110,6 +110,28 @@ def test_nothing_is_looked_for_that_no_selected_test_needs(run) -> None:
     assert code == pytest.ExitCode.OK
 
 
+def test_two_workers_settle_only_what_their_tests_need_and_the_run_closes_once(run, pytester, tmp_path) -> None:
+    started = f"lambda needs: open({str(tmp_path / 'started')!r}, 'a').write('once\\n') and None"
+    pytester.makepyfile(test_other="def test_without_needs():\n    pass\n")
+    lines, code = run("-n", "2", "--dist", "loadfile", pulsar=started)
+    assert lines[-3:] == [
+        "MLServer: 1 passed, 1 failed",
+        "Triton: NOT RUN, 1 tests (no wheel for this platform)",
+        "real Pulsar: 2 passed",
+    ]
+    assert "1 failed, 5 passed, 1 skipped" in lines[-4]
+    assert sum("real Pulsar: " in line for line in lines) == 1
+    assert (tmp_path / "started").read_text().splitlines() == ["once"]
+    assert code == pytest.ExitCode.TESTS_FAILED
+
+
+def test_what_is_required_and_absent_fails_on_workers_too(run) -> None:
+    lines, code = run("-n", "2", "-k", "pulsar or alone", pulsar=ABSENT, require="pulsar")
+    assert lines[-1] == "real Pulsar: NOT RUN, 2 tests (no Docker; no Java)"
+    assert "1 passed, 2 errors" in lines[-2]
+    assert code == pytest.ExitCode.TESTS_FAILED
+
+
 def test_a_requirement_that_no_test_knows_is_refused(run) -> None:
     _, code = run(require="pulsa")
     assert code == pytest.ExitCode.USAGE_ERROR

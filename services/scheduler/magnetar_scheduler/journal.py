@@ -6,13 +6,13 @@ from typing import Any
 
 from magnetar_common.bus import Message
 from magnetar_common.state import State
-from magnetar_common.topics import AGENT_EVENTS, MODEL_EVENTS
+from magnetar_common.topics import AGENT_EVENTS, MODEL_EVENTS, SERVICE_REGISTRY
 from magnetar_events import ENTRY, SERVICE_RECORD, ServiceRecord
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import FOLD_VERSION, MAX_ENTRY_BYTES, MAX_INPUT_BYTES, Entry, Input
 
-KIND_OF_TOPIC = {MODEL_EVENTS.name: "request", AGENT_EVENTS.name: "report"}
+KIND_OF_TOPIC = {MODEL_EVENTS.name: "request", AGENT_EVENTS.name: "report", SERVICE_REGISTRY.name: "registry"}
 """Input topic → kind of input."""
 
 

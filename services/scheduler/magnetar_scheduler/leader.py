@@ -5,6 +5,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -24,17 +25,17 @@ from magnetar_common.metrics import (
 )
 from magnetar_common.state import State
 from magnetar_common.table_view import TableView
-from magnetar_common.topics import INPUTS, ROUTES
+from magnetar_common.topics import INPUTS, ROUTES, SERVICE_REGISTRY
 from magnetar_common.transitions import STATES as REPLICA_STATES
 from magnetar_events import ROUTE, Route, ServiceRecord
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
-from magnetar_events.entry import Input
+from magnetar_events.entry import Entry, Input
 from magnetar_scheduler.appender import Appender
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.inputs import Alive, Decidable, Elected, understand
-from magnetar_scheduler.journal import from_message, make_entry, properties_of, short
+from magnetar_scheduler.journal import EntryTooLarge, from_message, make_entry, properties_of, short
 from magnetar_scheduler.leadership import Mandate, check_broker
 from magnetar_scheduler.outbox import Outbox
 from magnetar_scheduler.pumps import Pump
@@ -148,6 +149,7 @@ class Leader:
             self.state,
             time.monotonic(),
             lambda key, record, message_id: self._inbox.put(_Heard(key, record, message_id)),
+            self._inbox.put,
         )
         self._published = TableView(
             self._bus,
@@ -207,7 +209,8 @@ class Leader:
 
     def _handle(self, message: Message) -> None:
         source = from_message(message)
-        self._handled = {**self._handled, source.topic: source.message_id}
+        if message.topic != SERVICE_REGISTRY.name:  # of which only what is unreadable comes this way
+            self._handled = {**self._handled, source.topic: source.message_id}
         INPUT_LAG.labels(source.topic).set(max(0.0, time.time() - message.publish_ms / 1000))
         self._decide(source, understand(source))
 
@@ -253,26 +256,44 @@ class Leader:
         state = self.state
         at = self._now_at()
         with DECIDE_SECONDS.time():
-            facts = decide(state, understood, at)
+            facts = self._decided(source, understood, at)
         if not facts:
             DECISIONS.labels(source.kind, "none").inc()
             return False
-        entry, payload = make_entry(
-            state,
-            source,
-            facts,
-            id=uuid.uuid4().hex,
-            term=self.term,
-            at=at,
-            wall=time.time_ns() // 1_000_000,
-            handled=self._handled,
-        )
+        entry, payload = self._entry(source, facts, at)
         self._appender.append(entry.position, payload, properties_of(entry))
         fold(state, entry)
         self._dispatch.note(entry.position, facts)
         DECISIONS.labels(*_outcome(source, facts)).inc()
         LOG_POSITION.set(entry.position)
         return True
+
+    def _decided(self, source: Input, understood: Decidable, at: int) -> list[f.Fact]:
+        """Decide; an input on which ``decide`` fails is recorded as rejected, so that it cannot end the next leader too."""
+        try:
+            return decide(self.state, understood, at)
+        except Exception as error:
+            if not source.message_id:
+                raise
+            return [_defect(source, error)]
+
+    def _entry(self, source: Input, facts: list[f.Fact], at: int) -> tuple[Entry, bytes]:
+        make = partial(
+            make_entry,
+            self.state,
+            source,
+            id=uuid.uuid4().hex,
+            term=self.term,
+            at=at,
+            wall=time.time_ns() // 1_000_000,
+            handled=self._handled,
+        )
+        try:
+            return make(facts)
+        except EntryTooLarge as error:
+            if not source.message_id:
+                raise
+            return make([_defect(source, error)])
 
     # --- time -----------------------------------------------------------------------------------------------------------------
 
@@ -331,6 +352,13 @@ class Leader:
                 counts[replica.state] = counts.get(replica.state, 0) + 1
         for name in REPLICA_STATES:
             REPLICAS.labels(name).set(counts.get(name, 0))
+
+
+def _defect(source: Input, error: Exception) -> f.RequestRejected:
+    """Return the fact that an input could not be decided, and say so loudly: it is a defect of this software."""
+    _log.error("an input could not be decided", topic=source.topic, message_id=source.message_id, exc_info=error)
+    message = f"{type(error).__name__}: {error}"[:512]
+    return f.RequestRejected("", "", source.kind, source.key, "DEFECT", "", message)
 
 
 def _outcome(source: Input, facts: list[f.Fact]) -> tuple[str, str]:

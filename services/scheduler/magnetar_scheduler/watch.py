@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import structlog
 
-from magnetar_common.bus import Bus, MessageId
+from magnetar_common.bus import Bus, Message, MessageId
 from magnetar_common.leases import Leases
 from magnetar_common.metrics import HOLDING, LEASE_AGE, SUSPECTED
 from magnetar_common.probe import Probe, is_probe
@@ -40,9 +40,18 @@ class Watch:
         state: the leader's; only read, on the leader's thread.
         now: monotonic seconds.
         heard_of: called on the view's thread; it must bring its arguments to :meth:`hear` on the leader's.
+        unreadable: called on the view's thread with a message that is not a record.
     """
 
-    def __init__(self, bus: Bus, owner: str, state: State, now: float, heard_of: HeardOf) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        owner: str,
+        state: State,
+        now: float,
+        heard_of: HeardOf,
+        unreadable: Callable[[Message], None],
+    ) -> None:
         self._state = state
         self._skewed: set[str] = set()
         self.leases = Leases(state.policy, now)
@@ -51,6 +60,7 @@ class Watch:
             bus,
             SERVICE_REGISTRY.name,
             lambda message: SERVICE_RECORD.decode(message.payload, message.properties.get(FINGERPRINT, "")),
+            on_rejected=lambda message, _: unreadable(message),
         )
 
         def tell(key: str, record: ServiceRecord | None) -> None:
