@@ -16,7 +16,7 @@ demo: .venv/.ready ## a model from DeployModel to inference, two failures surviv
 	@$(BIN)/magnetar demo
 
 test: .venv/.ready ## all tests; ARGS="-k name -x" goes to pytest; MAGNETAR_REQUIRE=pulsar,mlserver,triton forbids absences
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: .venv/.ready ## ruff, its formatter, and the direction of imports
 	@$(BIN)/ruff check

@@ -184,6 +184,7 @@ def test_services_show_with_their_history(cli: Cli, agent: SimulatedAgent) -> No
     """Who registered is listed; what they said is kept, mere heartbeats left out."""
     (row,) = cli.json("service", "list")
     assert (row["serviceName"], row["instanceId"], row["status"]) == ("agent", "a/0/one", "UP")
+    agent.die()  # of itself it says UP every second
     agent.beat()
     agent.beat("DRAINING")
     assert [said["status"] for said in cli.json("service", "history", "agent")] == ["UP", "DRAINING"]

@@ -40,7 +40,8 @@ def test_up_serves_restarts_what_dies_and_leaves_nothing(tmp_path: Path) -> None
     """
     with running(tmp_path, *UP) as up:
         eventually(lambda: serving(up), within=90)
-        assert up.also("model", "list", "-o", "json").stdout.strip() == "[]"
+        listed = up.also("model", "list", "-o", "json")
+        assert listed.stdout.strip() == "[]", listed.stderr
         first = scheduler(up)
         assert first is not None
         leads = leader(up)

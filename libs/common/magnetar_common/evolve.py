@@ -213,41 +213,46 @@ _MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
     f.PlacementSettled: _placement_settled,
 }
 
-_OF_REPLICA = (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaChanged)
-
-
 # --- models in the state: the same, and the books and indexes ---------------------------------------------------------
 
 
 def _of_model(state: State, fact: Any) -> None:
     model = state.models.get(fact.model)
-    if model is None:
-        if not isinstance(fact, (f.ModelWanted, f.ReplicaAdopted)):
-            state.illegal += 1
-            return
-        model = state.models[fact.model] = Model(fact.model)
-        if isinstance(fact, f.ReplicaAdopted):  # of a model that nobody wants: it is here to be let go
-            model.deleted = True
-    if isinstance(fact, _OF_REPLICA):
-        _of_replica(state, model, fact)
-    elif not fold_model(model, fact, state.position, state.at):
+    if model is None or not _MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
         state.illegal += 1
-    if isinstance(fact, f.ModelWanted):
-        state.generations[fact.model] = max(fact.generation, state.generations.get(fact.model, 0))
-    elif isinstance(fact, f.ModelUndeployed):
-        state.set_timer(fact.due, fact.model)
+    else:
+        state.touched.add(fact.model)
+
+
+def _wanted(state: State, fact: f.ModelWanted) -> None:
+    model = state.models.get(fact.model)
+    if model is None:
+        model = state.models[fact.model] = Model(fact.model)
+    _model_wanted(model, fact, state.position, state.at)
+    state.generations[fact.model] = max(fact.generation, state.generations.get(fact.model, 0))
     state.touched.add(fact.model)
 
 
-def _of_replica(state: State, model: Model, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.ReplicaChanged) -> None:
-    server = state.servers.get(fact.server)
-    if server is None:
+def _undeployed(state: State, fact: f.ModelUndeployed) -> None:
+    _of_model(state, fact)
+    state.set_timer(fact.due, fact.model)
+
+
+def _adopted(state: State, fact: f.ReplicaAdopted) -> None:
+    if fact.model not in state.models:  # nobody wants it: it is here to be let go
+        state.models[fact.model] = Model(fact.model, deleted=True)
+    _of_replica(state, fact)
+
+
+def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.ReplicaChanged) -> None:
+    model, server = state.models.get(fact.model), state.servers.get(fact.server)
+    if model is None or server is None:
         state.illegal += 1
         return
     key = (fact.generation, fact.server)
     before = model.replicas.get(key)
     arriving = before is not None and before.state in ARRIVING
-    if not fold_model(model, fact, state.position, state.at):
+    if not _MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
         state.illegal += 1
         return
     after = model.replicas.get(key)
@@ -259,6 +264,7 @@ def _of_replica(state: State, model: Model, fact: f.ReplicaPlaced | f.ReplicaAdo
     if arriving != (after is not None and after.state in ARRIVING):
         _book_arriving(state, server, before or after, -1 if arriving else +1)
     _index_replica(state, ReplicaKey(fact.model, *key), after)
+    state.touched.add(fact.model)
 
 
 def _index_replica(state: State, key: ReplicaKey, replica: Replica | None) -> None:
@@ -294,7 +300,7 @@ def _book(state: State, server: Server, replica: Replica, sign: int) -> None:
     for booking in replica.bookings:
         server.booked += sign * booking.bytes
         _add(state.booked, (host, booking.device), sign * booking.bytes)
-    state.fleet.reload(server)
+    state.fleet.touch(server)
 
 
 def _book_arriving(state: State, server: Server, replica: Replica | None, sign: int) -> None:
@@ -359,12 +365,12 @@ def _server_joined(state: State, fact: f.ServerJoined) -> None:
         return
     if known is not None:
         _move_host(state, known, info.host)
-        known.record, known.position = fact.record, state.position
+        known.record, known.info, known.position = fact.record, info, state.position
         known.lost, known.lost_code, known.inventory, known.inventory_asked = False, "", False, 0
         known.report = 0
         server = known
     else:
-        server = state.servers[fact.server] = Server(fact.server, fact.record, state.position)
+        server = state.servers[fact.server] = Server(fact.server, fact.record, info, state.position)
     _read(server, info)
     _arrived(state, server, fact.due)
 
@@ -375,7 +381,7 @@ def _server_returned(state: State, fact: f.ServerReturned) -> None:
         state.illegal += 1
         return
     _move_host(state, server, fact.record.server.host)
-    server.record = fact.record
+    server.record, server.info = fact.record, fact.record.server
     server.lost, server.lost_code, server.inventory = False, "", False
     _read(server, fact.record.server)
     _arrived(state, server, fact.due)
@@ -385,7 +391,7 @@ def _arrived(state: State, server: Server, due: int) -> None:
     server.due, server.inventory_asked = due, state.position
     state.asked[server.key] = None
     state.set_timer(due, server=server.key)
-    state.fleet.put(server)
+    state.fleet.touch(server)
 
 
 def _read(server: Server, info: ServerInfo) -> None:
@@ -420,9 +426,9 @@ def _server_updated(state: State, fact: f.ServerUpdated) -> None:
     _move_host(state, server, fact.record.server.host)
     if fact.record.status == "UP" != server.record.status:
         state.newest = state.position
-    server.record = fact.record
+    server.record, server.info = fact.record, fact.record.server
     _read(server, fact.record.server)
-    state.fleet.put(server)
+    state.fleet.touch(server)
     state.room += 1
     draining = fact.record.status == "DRAINING"
     for replica in server.replicas.values():
@@ -438,7 +444,7 @@ def _server_reading(state: State, fact: f.ServerReadingChanged) -> None:
         return
     server.devices = {device.uuid: device for device in fact.devices}
     server.loads, server.digest, server.stale = fact.loads, fact.digest, False
-    state.fleet.put(server)
+    state.fleet.touch(server)
     state.room += 1
 
 
@@ -448,7 +454,7 @@ def _server_stale(state: State, fact: f.ServerReadingStale) -> None:
         state.illegal += 1
         return
     server.stale = True
-    state.fleet.put(server)
+    state.fleet.touch(server)
 
 
 def _inventory_requested(state: State, fact: f.InventoryRequested) -> None:
@@ -470,7 +476,7 @@ def _inventory_taken(state: State, fact: f.InventoryTaken) -> None:
     server.inventory, server.inventory_asked, server.due = True, 0, 0
     server.report, server.digest = fact.report, fact.digest
     state.asked.pop(fact.server, None)
-    state.fleet.put(server)
+    state.fleet.touch(server)
     state.room += 1
 
 
@@ -509,6 +515,11 @@ def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
 
 _FOLDS: dict[type, Callable[[State, Any], None]] = {
     **dict.fromkeys(_MODEL_FOLDS, _of_model),
+    f.ModelWanted: _wanted,
+    f.ModelUndeployed: _undeployed,
+    f.ReplicaPlaced: _of_replica,
+    f.ReplicaAdopted: _adopted,
+    f.ReplicaChanged: _of_replica,
     f.ModelRemoved: _model_removed,
     f.LeaderElected: _leader_elected,
     f.LeaderAlive: _nothing,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sortedcontainers  # pyright: ignore[reportMissingTypeStubs]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from magnetar_common.state import Server
 
@@ -27,70 +27,50 @@ class ServerClass(NamedTuple):
 def class_of(server: Server) -> ServerClass:
     """Return a server's class."""
     info = server.info
-    return ServerClass(
-        info.runtime.kind,
-        frozenset(info.capabilities),
-        frozenset(device.gpu_type for device in server.devices.values() if device.kind != "cpu"),
-    )
+    gpu_types = frozenset(device.gpu_type for device in info.devices if device.kind != "cpu")
+    return ServerClass(info.runtime.kind, frozenset(info.capabilities), gpu_types)
 
 
 class Fleet:
-    """The index. It is derived: ``put`` and ``drop`` follow the state, and it is no part of it."""
+    """The index. It is derived, and no part of the state; servers that changed are sorted in when somebody looks."""
 
-    __slots__ = ("_classes", "_places")
+    __slots__ = ("_changed", "_classes", "_places")
 
     def __init__(self) -> None:
         self._classes: dict[ServerClass, Any] = {}
         self._places: dict[str, tuple[ServerClass, tuple[int, str]]] = {}
+        self._changed: dict[str, Server | None] = {}
 
-    def put(self, server: Server) -> None:
-        """Index a server as it is now, or drop it if it is not schedulable."""
-        place = self._places.get(server.key)
-        if not server.schedulable:
-            self.drop(server.key)
-            return
-        kind = class_of(server)
-        rank = (len(server.replicas), server.key)
-        if place == (kind, rank):
-            return
-        self.drop(server.key)
-        ranks: Any = self._classes.get(kind)
-        if ranks is None:
-            ranks = self._classes[kind] = sortedcontainers.SortedList()  # pyright: ignore[reportUnknownMemberType]
-        ranks.add(rank)
-        self._places[server.key] = (kind, rank)
-
-    def reload(self, server: Server) -> None:
-        """Put a server, of whom nothing changed but what it holds, in its new place."""
-        place = self._places.get(server.key)
-        if place is None:
-            return
-        kind, rank = place
-        ranks = self._classes[kind]
-        ranks.remove(rank)
-        rank = (len(server.replicas), server.key)
-        ranks.add(rank)
-        self._places[server.key] = (kind, rank)
+    def touch(self, server: Server) -> None:
+        """Take note that a server is another than it was."""
+        self._changed[server.key] = server
 
     def drop(self, key: str) -> None:
         """Take a server out."""
-        place = self._places.pop(key, None)
-        if place is None:
-            return
-        kind, rank = place
-        ranks = self._classes[kind]
-        ranks.remove(rank)
-        if not ranks:
-            del self._classes[kind]
+        self._changed[key] = None
 
     def classes(self) -> list[tuple[ServerClass, Iterable[tuple[int, str]]]]:
-        """Return every class with its servers as (replicas, key), least loaded first."""
+        """Return every class with its schedulable servers as (replicas, key), least loaded first."""
+        for key, server in self._changed.items():
+            self._sort_in(key, server if server is not None and server.schedulable else None)
+        self._changed.clear()
         return list(self._classes.items())
 
-    def ranked(self) -> Iterator[tuple[int, str]]:
-        """Yield every schedulable server as (replicas, key), class by class."""
-        for ranks in self._classes.values():
-            yield from ranks
-
-    def __len__(self) -> int:
-        return len(self._places)
+    def _sort_in(self, key: str, server: Server | None) -> None:
+        old = self._places.get(key)
+        new = (class_of(server), (len(server.replicas), key)) if server is not None else None
+        if old == new:
+            return
+        if old is not None:
+            kind, rank = old
+            self._classes[kind].remove(rank)
+            if not self._classes[kind]:
+                del self._classes[kind]
+            del self._places[key]
+        if new is not None:
+            kind, rank = new
+            ranks: Any = self._classes.get(kind)
+            if ranks is None:
+                ranks = self._classes[kind] = sortedcontainers.SortedList()  # pyright: ignore[reportUnknownMemberType]
+            ranks.add(rank)
+            self._places[key] = new

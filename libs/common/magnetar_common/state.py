@@ -197,6 +197,7 @@ class Server:
     Attributes:
         key: ``cluster/server/replica``.
         record: what the agent last said of it.
+        info: the server's part of that.
         position: of the entry in which this life joined.
         lost: silent or gone.
         lost_code: why.
@@ -215,6 +216,7 @@ class Server:
 
     key: str
     record: ServiceRecord
+    info: ServerInfo = field(compare=False)
     position: int
     lost: bool = False
     lost_code: str = ""
@@ -229,12 +231,6 @@ class Server:
     superseded: frozenset[str] = frozenset()
     replicas: dict[tuple[str, int], Replica] = field(default_factory=dict[tuple[str, int], Replica])
     booked: int = 0
-
-    @property
-    def info(self) -> ServerInfo:
-        """The server's part of its record."""
-        assert self.record.server is not None
-        return self.record.server
 
     @property
     def incarnation(self) -> str:

@@ -6,8 +6,8 @@ load, so that a decision looks at a few of them and does not slow down with the 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from heapq import merge
+from typing import NamedTuple
 
 from magnetar_common.fleet import ServerClass, class_of
 from magnetar_common.state import Model, Server, Version
@@ -45,8 +45,7 @@ RULES = {
 """Rule → what it says of a server that it turns down."""
 
 
-@dataclass(slots=True, frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A server for the replica, what to reserve on it, and the best candidates."""
 
     server: str
@@ -54,13 +53,12 @@ class Placed:
     best: tuple[Candidate, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Refused:
+class Refused(NamedTuple):
     """No server takes it: how many each rule turned down, and examples."""
 
     refusals: tuple[Count, ...]
     examples: tuple[Candidate, ...]
-    message: str = field(default="")
+    message: str
 
 
 def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
