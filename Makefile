@@ -15,6 +15,7 @@ setup: .venv/.ready ## make .venv (instant when it is up to date); PYTHON=... ch
 demo: .venv/.ready ## a model from DeployModel to inference, two failures survived, and the story from the log
 	@$(BIN)/magnetar demo
 
+# A file is one worker's. Taken as collected (e2e, integration, unit) the long ones start first, and both workers end together.
 test: .venv/.ready ## all tests; ARGS="-k name -x" goes to pytest; MAGNETAR_REQUIRE=pulsar,mlserver,triton forbids absences
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
