@@ -113,9 +113,15 @@ class Codec(Generic[R]):
             raise Undecodable("INVALID", "", _MAX_DEPTH_MESSAGE, kind=kind) from error
 
     def _read(self, payload: bytes, fingerprint: str) -> dict[str, Any]:
-        writer = self._current if fingerprint in ("", self.fingerprint) else schemas.by_fingerprint(fingerprint)
+        writer = (
+            self._current
+            if fingerprint in ("", self.fingerprint)
+            else schemas.by_fingerprint(self._contract, fingerprint)
+        )
         if writer is None:
-            raise Undecodable("UNKNOWN_SCHEMA", "", f"no schema with fingerprint {fingerprint!r} is known")
+            raise Undecodable(
+                "UNKNOWN_SCHEMA", "", f"no schema of {self._contract} with fingerprint {fingerprint[:64]!r} is known"
+            )
         source = io.BytesIO(payload)
         try:
             raw: Any = _avro.schemaless_reader(

@@ -18,15 +18,22 @@ Priority = Annotated[int, Field(ge=-1000, le=1000)]
 Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 
 
+_USER_AND_PASSWORD = re.compile(r"[^/\\:@]+:[^/\\@]*@")
+_SECRET_PARAMETER = re.compile(
+    r"[?&](sig|signature|token|access_token|api_?key|password|secret|x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid)=",
+    re.IGNORECASE,
+)
+
+
 def _storage_uri(value: str) -> str:
     if not value.isprintable() or " " in value:
         raise ValueError("spaces and control characters are not allowed")
     try:
-        parts = urlsplit(value)
-        credentials = parts.username or parts.password
+        # fsspec chains filesystems with "::"; each part may carry credentials of its own.
+        named = any(urlsplit(part).username for part in value.split("::"))
     except ValueError as error:
-        raise ValueError(f"not a URI: {error}") from error
-    if credentials:
+        raise ValueError("not a URI") from error
+    if named or _USER_AND_PASSWORD.search(value) or _SECRET_PARAMETER.search(value):
         raise PydanticCustomError(
             "credential_in_uri", "credentials may not be written in a URI; name a secret in secretName instead"
         )
@@ -96,6 +103,9 @@ class ModelSpec(Wire):
     def _limits(self) -> "ModelSpec":
         if self.max_replicas and self.min_replicas > self.max_replicas:
             raise ValueError(f"minReplicas {self.min_replicas} is above maxReplicas {self.max_replicas}")
+        if self.replicas < self.min_replicas or (self.max_replicas and self.replicas > self.max_replicas):
+            limits = f"{self.min_replicas} to {self.max_replicas or 'any'}"
+            raise ValueError(f"replicas {self.replicas} is outside minReplicas and maxReplicas, {limits}")
         return self
 
     @property

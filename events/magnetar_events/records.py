@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from magnetar_events.base import Count, Identifier, Labels, Memory, Millis, Name, OptionalName, Text, Wire
 
@@ -98,6 +98,12 @@ class ServerInfo(Wire):
     digest: Text = ""
     report: Count = 0
 
+    @model_validator(mode="after")
+    def _each_device_once(self) -> "ServerInfo":
+        if len({device.uuid for device in self.devices}) < len(self.devices):
+            raise ValueError("devices: a uuid stands there more than once")
+        return self
+
     @property
     def key(self) -> str:
         """``cluster/server/replica``, the key of everything said of this server."""
@@ -127,3 +133,10 @@ class ServiceRecord(Wire):
     labels: Labels = Field(default_factory=dict)
     declared_by: Text = ""
     server: ServerInfo | None = None
+
+    @model_validator(mode="after")
+    def _one_identity(self) -> "ServiceRecord":
+        info = self.server
+        if info is not None and self.instance_id != (named := f"{info.server}/{info.replica}/{info.incarnation}"):
+            raise ValueError(f"instanceId is not {named}, which server, replica and incarnation make")
+        return self

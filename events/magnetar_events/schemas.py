@@ -72,13 +72,12 @@ def fingerprint(contract: str) -> str:
 
 
 @cache
-def by_fingerprint(value: str) -> Any | None:
-    """Return the parsed schema, current or past, that has this fingerprint, or None."""
-    for contract in CONTRACTS:
-        if fingerprint(contract) == value:
-            return parsed(contract)
-    for path in sorted((folder() / "history").glob("*.avsc")):
-        if path.stem.endswith(f".{value}"):
+def by_fingerprint(contract: str, value: str) -> Any | None:
+    """Return the contract's parsed schema, current or past, that has this fingerprint, or None."""
+    if fingerprint(contract) == value:
+        return parsed(contract)
+    for path in (folder() / "history").glob(f"{contract}.*.avsc"):
+        if path.stem == f"{contract}.{value}":
             return fastavro.parse_schema(json.loads(path.read_text()))
     return None
 

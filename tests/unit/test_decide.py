@@ -6,7 +6,9 @@ from magnetar_events import ModelEvent
 from magnetar_events import facts as f
 from magnetar_events import reports as r
 from magnetar_events.policy import Policy
+from magnetar_events.records import Device
 from magnetar_events.requests import DeployModel, SetPolicy
+from magnetar_scheduler.servers import INVENTORY_LEASES
 from tests.support.world import MIB, World, record, spec
 
 IRIS = "default/iris"
@@ -240,7 +242,7 @@ def test_server_that_never_says_what_it_holds_is_lost() -> None:
     """Registration alone is not enough, and it does not last for ever."""
     world = World()
     world.registry(record("a"))
-    world.pass_time(world.state.policy.lease_ms + 1)
+    world.pass_time(INVENTORY_LEASES * world.state.policy.lease_ms + 1)
     assert world.state.servers["local/a/0"].lost_code == "NO_INVENTORY"
 
 
@@ -282,14 +284,67 @@ def test_report_to_an_older_command_changes_nothing() -> None:
 
 
 def test_many_loads_spread_evenly_and_never_over_book() -> None:
-    """300 models at once on ten servers: thirty each, and nowhere more than the device has."""
+    """300 models at once where 270 fit: 27 on each of ten servers, 30 refused, and no device promised beyond its memory."""
     world = World()
     for n in range(10):
-        world.join(f"s{n}", memory=40 * 10 * MIB)
+        world.join(f"s{n}", memory=275 * MIB)
     for n in range(300):
         world.deploy(spec(f"m{n}", memory=10 * MIB))
-    assert {len(s.replicas) for s in world.state.servers.values()} == {30}
-    assert all(booked == 300 * MIB for booked in world.state.booked.values())
+    assert {len(s.replicas) for s in world.state.servers.values()} == {27}
+    assert set(world.state.booked.values()) == {270 * MIB}
+    assert len(world.state.waiting) == 30
+
+
+def test_over_commit_does_not_promise_what_strangers_took() -> None:
+    """A promise is a share of the memory on top, not leave to ignore the reading."""
+    world = World()
+    gpu = Device(uuid="g", kind="gpu", total=1000 * MIB, free=50 * MIB, largest_free=50 * MIB, utilisation=0.1)
+    world.join("a", devices=(gpu,), over_commit_percent=10)
+    assert "PlacementRefused" in kinds(world.deploy(spec(devices=1, memory=500 * MIB)))
+    assert "ReplicaPlaced" in kinds(world.deploy(spec("small", devices=1, memory=140 * MIB)))
+
+
+def test_adopted_replica_with_another_artifact_is_let_go() -> None:
+    """What a server was found to hold is routed only if it is what was pinned."""
+    world = World()
+    world.join("a")
+    rec = world.join("b")
+    world.deploy()
+    world.answer(digest="a" * 64)
+    world.scale(2)
+    key = next(k for k in world.state.outstanding)
+    rec = world.of(key.server.split("/")[1])
+    world.lapse(key.server.split("/")[1])
+    world.scale(1)
+    world.registry(rec)
+    item = r.InventoryModel(model=IRIS, generation=1, ready=True, digest="b" * 64)
+    world.report(rec, r.InventoryReported(models=(item,)))
+    assert world.states()[1, key.server] is not R.AVAILABLE
+
+
+def test_large_consequence_comes_in_entries_that_fit() -> None:
+    """60 servers join a fleet for which 6,000 replicas wait: no entry comes near the limit, and all are placed."""
+    world = World()
+    for n in range(100):
+        world.deploy(spec(f"inference-model-with-a-long-name-{n:04d}", memory=MIB, replicas=60))
+    for n in range(60):
+        world.registry(record(f"inference-pool-eu-west-{n:03d}"))
+    for n in range(60):
+        world.inventory(world.of(f"inference-pool-eu-west-{n:03d}"))
+    assert sum(len(m.replicas) for m in world.state.models.values()) == 6_000
+    assert max(len(payload) for payload in world.payloads) < 700_000
+
+
+def test_draining_is_known_of_a_server_that_comes_back() -> None:
+    """A life that returns UP does not drain, and one that returns DRAINING does."""
+    world = World()
+    rec = world.join("a")
+    world.deploy()
+    world.answer()
+    world.registry(rec.model_copy(update={"status": "DRAINING"}))
+    assert world.state.models[IRIS].replicas[1, "local/a/0"].draining
+    world.join("a", incarnation="two", holds=((IRIS, 1),))
+    assert not world.state.models[IRIS].replicas[1, "local/a/0"].draining
 
 
 def test_strangers_memory_is_not_promised() -> None:

@@ -50,7 +50,12 @@ def encoded(raw: dict[str, Any]) -> bytes:
         ({"storageUri": ""}, "INVALID", "event.model.storageUri"),
         ({"storageUri": "file:///a b\n"}, "INVALID", "event.model.storageUri"),
         ({"storageUri": "s3://key:secret@bucket/x"}, "CREDENTIAL_IN_URI", "event.model.storageUri"),
+        ({"storageUri": "simplecache::https://user:pw@h/x"}, "CREDENTIAL_IN_URI", "event.model.storageUri"),
+        ({"storageUri": "s3:/user:pw@b"}, "CREDENTIAL_IN_URI", "event.model.storageUri"),
+        ({"storageUri": "https://h/x?sig=abc"}, "CREDENTIAL_IN_URI", "event.model.storageUri"),
+        ({"storageUri": "https://h/x?a=b&X-Amz-Signature=abc"}, "CREDENTIAL_IN_URI", "event.model.storageUri"),
         ({"memory": -1}, "INVALID", "event.model.memory"),
+        ({"replicas": 1, "minReplicas": 2}, "INVALID", "event.model"),
         ({"memory": 2**62}, "INVALID", "event.model.memory"),
         ({"replicas": 1_000_000}, "INVALID", "event.model.replicas"),
         ({"replicas": -1}, "INVALID", "event.model.replicas"),
@@ -106,6 +111,14 @@ def test_damaged_request_is_refused_or_valid(cut: int, flip: int) -> None:
             assert refused.code
 
 
+def test_message_of_another_topic_is_refused() -> None:
+    """Valid bytes with their own fingerprint, on a topic where they do not belong."""
+    for codec, other in ((MODEL_EVENT, SERVICE_RECORD), (AGENT_EVENT, MODEL_EVENT), (SERVICE_RECORD, ROUTE)):
+        with pytest.raises(Undecodable) as refused:
+            codec.decode(b"", other.fingerprint)
+        assert refused.value.code == "UNKNOWN_SCHEMA"
+
+
 def test_unknown_schema_and_unknown_kind_are_told_apart() -> None:
     """A fingerprint that no shipped schema has, and a kind of event that this version does not know."""
     payload = MODEL_EVENT.encode(ModelEvent(event=DeployModel(model=spec())))
@@ -118,7 +131,7 @@ def test_unknown_schema_and_unknown_kind_are_told_apart() -> None:
     fastavro.schemaless_writer(out, fastavro.parse_schema(newer), raw)
     known = schemas.by_fingerprint
     try:
-        schemas.by_fingerprint = lambda _: fastavro.parse_schema(newer)  # type: ignore[assignment]
+        schemas.by_fingerprint = lambda *_: fastavro.parse_schema(newer)  # type: ignore[assignment]
         with pytest.raises(Undecodable) as refused:
             MODEL_EVENT.decode(out.getvalue(), "ffffffffffffffff")
     finally:

@@ -25,7 +25,7 @@ def record(name: str = "ranker", instance: str = "ranker-1", **fields: object) -
 
 def server_record() -> ServiceRecord:
     device = Device(uuid="cpu", total=100, free=60, largest_free=60)
-    return record(server=ServerInfo(host="h", server="ml", incarnation="a", devices=(device,)))
+    return record(instance="ml/0/a", server=ServerInfo(host="h", server="ml", incarnation="a", devices=(device,)))
 
 
 class Topic:

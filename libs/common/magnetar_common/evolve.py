@@ -12,7 +12,7 @@ from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Ver
 from magnetar_common.transitions import ARRIVING, LEAVING, STATES, R, is_legal
 from magnetar_events import facts as f
 from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
-from magnetar_events.records import ServerInfo
+from magnetar_events.records import Device, ServerInfo
 
 RECENT = 16_384
 """Entries whose ids are remembered: more than a client sends again after it lost its connection (its queue is 10,000)."""
@@ -372,6 +372,7 @@ def _server_joined(state: State, fact: f.ServerJoined) -> None:
     else:
         server = state.servers[fact.server] = Server(fact.server, fact.record, info, state.position)
     _read(server, info)
+    _mark_draining(state, server)
     _arrived(state, server, fact.due)
 
 
@@ -384,6 +385,7 @@ def _server_returned(state: State, fact: f.ServerReturned) -> None:
     server.record, server.info = fact.record, fact.record.server
     server.lost, server.lost_code, server.inventory = False, "", False
     _read(server, fact.record.server)
+    _mark_draining(state, server)
     _arrived(state, server, fact.due)
 
 
@@ -430,7 +432,11 @@ def _server_updated(state: State, fact: f.ServerUpdated) -> None:
     _read(server, fact.record.server)
     state.fleet.touch(server)
     state.room += 1
-    draining = fact.record.status == "DRAINING"
+    _mark_draining(state, server)
+
+
+def _mark_draining(state: State, server: Server) -> None:
+    draining = server.record.status == "DRAINING"
     for replica in server.replicas.values():
         if replica.draining != draining:
             replica.draining = draining
@@ -442,10 +448,15 @@ def _server_reading(state: State, fact: f.ServerReadingChanged) -> None:
     if server is None:
         state.illegal += 1
         return
+    if server.stale or any(_more_room(server.devices.get(device.uuid), device) for device in fact.devices):
+        state.room += 1
     server.devices = {device.uuid: device for device in fact.devices}
     server.loads, server.digest, server.stale = fact.loads, fact.digest, False
     state.fleet.touch(server)
-    state.room += 1
+
+
+def _more_room(old: Device | None, new: Device) -> bool:
+    return old is None or new.free > old.free or new.total > old.total or new.utilisation < old.utilisation
 
 
 def _server_stale(state: State, fact: f.ServerReadingStale) -> None:

@@ -78,7 +78,8 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
     failed = model.target.failed
     in_traffic = model.generation in model.routed()
     if available >= model.wanted and in_traffic:
-        return ModelState.AVAILABLE, "", "", True
+        waiting = model.target.refused  # what is to replace those on a draining server
+        return ModelState.AVAILABLE, "NO_ROOM" if waiting else "", waiting.message if waiting else "", True
     if failed is not None:
         told = any(failed.message in place for place in failed.places)
         reason = "; ".join(failed.places if told else (failed.message, *failed.places))

@@ -18,7 +18,6 @@ from typing import Generic, NamedTuple, TypeVar
 import structlog
 
 from magnetar_common.bus.base import EARLIEST, Bus, Message, MessageId, Reader
-from magnetar_common.errors import BusError
 
 SWEEP_S = 60.0
 """Seconds from one pass to the next; within it a key whose tombstone was missed is gone."""
@@ -193,7 +192,7 @@ class TableView(Generic[T]):
                 passes = self.passes
                 try:
                     self._pass()
-                except BusError as error:
+                except Exception as error:  # noqa: BLE001 - a view that ended would say for ever what was true once
                     self.interruptions += 1
                     self._behind()
                     wait = shortest if self.passes > passes else min(2 * wait, longest)

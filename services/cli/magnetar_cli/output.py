@@ -87,7 +87,8 @@ def write(value: Any, form: Format) -> None:
 
 def to_yaml(value: Any) -> str:
     """Return a value as YAML, its fields in their own order."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)  # pyright: ignore[reportUnknownMemberType]
+    plain = json.loads(json.dumps(value))  # enums are their text
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)  # pyright: ignore[reportUnknownMemberType]
 
 
 def line(text: str) -> None:

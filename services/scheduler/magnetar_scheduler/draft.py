@@ -12,6 +12,12 @@ from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
 
+BUDGET = 400_000
+"""Estimated bytes of facts after which a draft is full: far below the 1 MiB of an entry, for names may be long."""
+
+_FACT_BYTES = 300
+_CANDIDATE_BYTES = 60
+
 
 class Draft:
     """What one input leads to.
@@ -21,7 +27,7 @@ class Draft:
         at: log time (ms).
     """
 
-    __slots__ = ("_models", "at", "bytes", "facts", "placed", "reserved", "state")
+    __slots__ = ("_models", "_size", "at", "bytes", "facts", "largest_room", "placed", "reserved", "state")
 
     def __init__(self, state: State, at: int) -> None:
         self.state = state
@@ -33,12 +39,20 @@ class Draft:
         """(host, device) → bytes added by this draft."""
         self.bytes: dict[str, int] = {}
         """Server → bytes added by this draft."""
+        self.largest_room: dict[bool, int] = {}
+        """Whether on accelerators → the most that any device had left when somebody first asked; see ``placement``."""
         self._models: dict[str, Model] = {}
+        self._size = 0
 
     @property
     def policy(self) -> Policy:
         """The rules in force."""
         return self.state.policy
+
+    @property
+    def full(self) -> bool:
+        """Whether the entry is large enough: what is left to do is left pending, for the next one."""
+        return self._size > BUDGET
 
     def model(self, key: str) -> Model | None:
         """Return the model as it is after the facts so far. The copy is for reading: change it by ``emit``."""
@@ -63,6 +77,10 @@ class Draft:
     def emit(self, fact: f.Fact) -> None:
         """Decide a fact."""
         self.facts.append(fact)
+        self._size += _FACT_BYTES
+        if isinstance(fact, (f.PlacementRefused, f.ReplicaPlaced)):
+            evidence = fact.examples if isinstance(fact, f.PlacementRefused) else fact.best
+            self._size += len(evidence) * _CANDIDATE_BYTES
         key = getattr(fact, "model", None)
         if key is None:
             return

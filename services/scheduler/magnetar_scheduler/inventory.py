@@ -6,7 +6,7 @@ from magnetar_events import facts as f
 from magnetar_events.models import index_digest, served_name
 from magnetar_events.reports import InventoryModel, InventoryReported, ResyncRequested
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.reconcile import reconcile
+from magnetar_scheduler.reconcile import let_go, reconcile
 
 MAX_CHANGES = 1_000
 """Replicas settled in one entry; with more, the inventory is asked for again. Keeps an entry far below 1 MiB."""
@@ -33,21 +33,22 @@ def on_inventory(draft: Draft, server: Server, report: InventoryReported, number
     held = {(item.model, item.generation): item for item in report.models}
     touched: dict[str, None] = {}
     for place, replica in sorted(server.replicas.items()):
-        if len(touched) >= MAX_CHANGES:
+        if len(touched) >= MAX_CHANGES or draft.full:
             break
         item = held.pop(place, None)
         if _settle(draft, replica, item):
             touched[replica.model] = None
     else:
-        for (key, generation), item in sorted(held.items()):
-            if len(touched) >= MAX_CHANGES:
+        for (key, _), item in sorted(held.items()):
+            if len(touched) >= MAX_CHANGES or draft.full:
                 break
             if item.ready and not item.busy:
-                _adopt(draft, server, key, generation)
+                _adopt(draft, server, item)
                 touched[key] = None
+    more = len(touched) >= MAX_CHANGES or draft.full
     for key in touched:
         reconcile(draft, key, "lost elsewhere")
-    if len(touched) >= MAX_CHANGES:
+    if more:
         draft.emit(f.InventoryRequested(server.key, "more to settle than fits in one entry"))
     else:
         draft.emit(f.InventoryTaken(server.key, report.digest, number))
@@ -97,7 +98,8 @@ def _settle(draft: Draft, replica: Replica, item: InventoryModel | None) -> bool
     return True
 
 
-def _adopt(draft: Draft, server: Server, key: str, generation: int) -> None:
+def _adopt(draft: Draft, server: Server, item: InventoryModel) -> None:
+    key, generation = item.model, item.generation
     model = draft.model(key)
     version = model.versions.get(generation) if model else None
     memory = version.spec.memory if version else 0
@@ -105,3 +107,6 @@ def _adopt(draft: Draft, server: Server, key: str, generation: int) -> None:
     devices = accelerators[: version.spec.devices] if version and version.spec.devices else ["cpu"]
     bookings = tuple(f.Booking(device, memory) for device in devices)
     draft.emit(f.ReplicaAdopted(key, generation, server.key, bookings, "found on its server"))
+    adopted = draft.model(key)
+    if version is not None and adopted is not None and item.digest and version.digest not in ("", item.digest):
+        let_go(draft, adopted.replicas[generation, server.key], "its artifact is not the pinned one")

@@ -16,6 +16,10 @@ KIND_OF_TOPIC = {MODEL_EVENTS.name: "request", AGENT_EVENTS.name: "report", SERV
 """Input topic → kind of input."""
 
 
+UNVALIDATED = frozenset({"UNDECODABLE", "UNKNOWN_SCHEMA", "UNKNOWN_KIND", "INVALID", "CREDENTIAL_IN_URI", "DEFECT"})
+"""Codes of inputs that did not pass the edge."""
+
+
 class EntryTooLarge(Exception):
     """A decision does not fit into one entry: a defect, for large consequences are decided in pieces."""
 
@@ -67,7 +71,8 @@ def make_entry(
     Raises:
         EntryTooLarge: more than 1 MiB, before a position was given away.
     """
-    redact = any(isinstance(fact, f.RequestRejected) and fact.code == "CREDENTIAL_IN_URI" for fact in facts)
+    # What was never validated may hold anything, a password too: of such bytes only size and sha256 are kept.
+    redact = any(isinstance(fact, f.RequestRejected) and fact.code in UNVALIDATED for fact in facts)
     entry = Entry(
         id,
         state.position + 1,

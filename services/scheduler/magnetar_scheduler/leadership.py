@@ -68,6 +68,10 @@ class Challenger:
         reader = LogReader(following, name="magnetar-standby")
         bus: Bus | None = None
         try:
+            for record in reader.stored():  # before the first try: who cannot fold the log must not hold it
+                self._fold(record)
+                if self._stopping():
+                    return None
             next_try, said = 0.0, False
             while not self._stopping():
                 if time.monotonic() >= next_try:

@@ -7,11 +7,14 @@ from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Continue, TimerDue
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
+from magnetar_scheduler.servers import INVENTORY_LEASES
 
 
 def on_timer(draft: Draft, source: TimerDue) -> None:
     """Do what is due; at most a piece of it, the rest stays due."""
     for key, generation, server in draft.state.due_by(draft.at, draft.policy.piece):
+        if draft.full:
+            return
         if key and server:
             _replica_due(draft, key, generation, server)
         elif key:
@@ -56,7 +59,7 @@ def _server_due(draft: Draft, server: Server) -> None:
         draft.emit(f.ServerForgotten(server.key))
     elif not server.inventory:
         due = draft.at + draft.policy.forget_server_ms
-        message = f"did not say what it holds within {draft.policy.lease_ms} ms"
+        message = f"did not say what it holds within {INVENTORY_LEASES * draft.policy.lease_ms} ms"
         draft.emit(f.ServerLost(server.key, server.incarnation, "NO_INVENTORY", message, due))
 
 
@@ -65,8 +68,10 @@ def on_continue(draft: Draft, source: Continue) -> None:
     state, piece = draft.state, draft.policy.piece
     unsettled = _first(state.unsettled, piece)
     for key in unsettled:
+        if draft.full:
+            return
         reconcile(draft, key, "lost elsewhere" if _has_lost(state.models[key]) else "")
-    if len(unsettled) >= piece:
+    if draft.full or len(unsettled) >= piece:
         return
     for key in state.revivable()[: piece - len(unsettled)]:
         draft.emit(f.VersionRevived(key, state.models[key].generation, "a new server came"))
@@ -85,6 +90,8 @@ def _retry_waiting(draft: Draft, piece: int) -> None:
     for key in order:
         spec = state.models[key].target.spec
         like = (spec.requirements, spec.runtime.kind, spec.memory, spec.devices, spec.gpu_types, spec.server)
+        if draft.full:
+            return
         if like in hopeless:
             continue
         before = len(draft.facts)

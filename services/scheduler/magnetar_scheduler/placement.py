@@ -63,6 +63,8 @@ class Refused(NamedTuple):
 
 def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
     """Find a server for one more replica of a version, as things stand after the draft's facts."""
+    if version.refused is not None and _outgrown(draft, version.spec):
+        return Refused(version.refused.refusals, version.refused.examples, version.refused.message)
     spec = version.spec
     found: list[tuple[int, float, str, tuple[Booking, ...]]] = []
     for key in draft.placed:
@@ -79,6 +81,23 @@ def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
     _, _, server, bookings = found[0]
     best = tuple(Candidate(key, load + slack, "") for load, slack, key, _ in found[:BEST])
     return Placed(server, bookings, best)
+
+
+def _outgrown(draft: Draft, spec: ModelSpec) -> bool:
+    """Whether what waited needs more than any server has left: one look at the fleet serves a whole piece of them."""
+    accelerated = spec.devices > 0
+    if accelerated not in draft.largest_room:
+        draft.largest_room[accelerated] = max(
+            (
+                room_on(draft, server, device)
+                for server in draft.state.servers.values()
+                if server.schedulable
+                for device in server.devices.values()
+                if (device.kind != "cpu") == accelerated
+            ),
+            default=-1,
+        )
+    return spec.memory > draft.largest_room[accelerated] and not any(n < 0 for n in draft.reserved.values())
 
 
 def _by_load(draft: Draft, spec: ModelSpec) -> Iterator[tuple[int, str]]:
@@ -182,10 +201,9 @@ def room_on(draft: Draft, server: Server, device: Device) -> int:
     info, state = server.info, draft.state
     key = (info.host, device.uuid)
     more = draft.reserved.get(key, 0)
-    if info.over_commit_percent:
-        return device.total * (100 + info.over_commit_percent) // 100 - state.booked.get(key, 0) - more
-    unpromised = device.total - state.booked.get(key, 0)
-    untaken = min(device.free, device.largest_free) - state.arriving.get(key, 0)
+    promise = device.total * info.over_commit_percent // 100
+    unpromised = device.total + promise - state.booked.get(key, 0)
+    untaken = min(device.free, device.largest_free) + promise - state.arriving.get(key, 0)
     return min(unpromised, untaken) - more
 
 

@@ -54,6 +54,8 @@ def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: b
     if version.refused is not None and not retry and missing:
         return
     for left in range(missing, 0, -1):
+        if draft.full:
+            return  # what is missing stays unsettled
         answer = place(draft, model, version)
         if not isinstance(answer, Placed):
             _no_room(draft, model, version, left, answer)

@@ -7,6 +7,9 @@ from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import LeaseLapsed, ReadingChanged, ReadingStale, RegistryChanged
 from magnetar_scheduler.inventory import expected_digest
 
+INVENTORY_LEASES = 5
+"""A server that is there and does not say what it holds is lost after this many leases."""
+
 
 def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
     """Compare an instance's record, or its absence, with what the state says of that server."""
@@ -33,7 +36,7 @@ def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
         if not server.lost and not record.declared_by:
             _lose(draft, server, "DOWN", "its agent said goodbye")
     elif server.lost:
-        draft.emit(f.ServerReturned(server.key, server.incarnation, record, draft.at + draft.policy.lease_ms))
+        draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
     elif essence(record) != essence(server.record):
         draft.emit(f.ServerUpdated(server.key, record))
     elif reading_differs(server, info, draft.policy.reading_delta, draft.policy.utilisation_limit):
@@ -116,8 +119,13 @@ def _read(draft: Draft, server: Server, info: ServerInfo) -> None:
         draft.emit(f.InventoryRequested(server.key, f"its index has digest {info.digest}, expected {expected}"))
 
 
+def inventory_due(draft: Draft) -> int:
+    """Return the log time by which a server must have said what it holds; a busy one may take several leases."""
+    return draft.at + INVENTORY_LEASES * draft.policy.lease_ms
+
+
 def _join(draft: Draft, key: str, record: ServiceRecord) -> None:
-    draft.emit(f.ServerJoined(key, record, draft.at + draft.policy.lease_ms))
+    draft.emit(f.ServerJoined(key, record, inventory_due(draft)))
 
 
 def _lose(draft: Draft, server: Server, code: str, reason: str) -> None:

@@ -82,10 +82,10 @@ class Watch:
                 self._probe.seen(record, now)
             return None
         if record is None:
-            known = any(s.record.instance_id == key and not s.lost for s in self._state.servers.values())
-            self.leases.forget(key)
-            self._skewed.discard(key)
-            return from_record("registry", key, None) if known else None
+            return None  # an absence is silence like any other: anybody can write a tombstone, and the lease decides
+        if key != record.instance_id:
+            _log.warning("a record under another instance's key is ignored", key=key, instance=record.instance_id)
+            return None
         if record.server is None or record.server.cluster != self._state.cluster:
             return None
         if message_id is not None and record.status != "DOWN" and not record.declared_by:

@@ -101,10 +101,10 @@ def test_the_same_model_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_policy_is_a_set_policy_and_its_fields_are_checked_too(tmp_path: Path) -> None:
-    text = "apiVersion: magnetar/v1\nkind: Policy\nspec: {leaseMs: 5000}\n"
+    text = "apiVersion: magnetar/v1\nkind: Policy\nspec: {leaseMs: 7000}\n"
     (manifest,) = read(written(tmp_path, text))
     assert isinstance(manifest.request, SetPolicy)
-    assert manifest.request.policy.lease_ms == 5000
+    assert manifest.request.policy.lease_ms == 7000
     assert "spec.leaseMS: unknown field (did you mean leaseMs?)" in refusal(
         tmp_path, text.replace("leaseMs", "leaseMS")
     )

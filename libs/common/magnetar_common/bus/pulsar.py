@@ -27,6 +27,7 @@ from magnetar_common.bus.results import error_of, retrying
 from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, SendTimedOut, TopicHeld
 from magnetar_common.settings import BusSettings
 from magnetar_common.topics import under
+from magnetar_events.codec import FINGERPRINT
 
 BATCHING_MS = 0
 """A batch is what piled up while the client was busy: as quick as no batching (send to acknowledgement p50 1.6 ms, 2.5
@@ -380,12 +381,16 @@ def _our_id(native: Any) -> MessageId:
 
 def _our_message(topic: str, place: MessageId, native: Any) -> Message:
     version: int = native.int_schema_version()  # schema_version() is text, and fails from version 128 on
+    try:
+        key, properties = native.partition_key(), native.properties()
+    except UnicodeDecodeError:  # whoever wrote this, it is no message of ours: readers reject it, and go on
+        key, properties = "", {FINGERPRINT: "key or properties are not UTF-8"}
     return Message(
         topic,
         place,
-        native.partition_key(),
+        key,
         native.data(),
-        native.properties(),
+        properties,
         native.publish_timestamp(),
         version.to_bytes(8, "big") if version >= 0 else b"",
     )
