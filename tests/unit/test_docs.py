@@ -232,7 +232,7 @@ def test_python_examples_run(doc: Path, led: Led, monkeypatch: pytest.MonkeyPatc
         code = example.replace("pulsar://127.0.0.1:6650", BusSettings().url)
         exec(compile(code, doc.name, "exec", dont_inherit=True), namespace)  # our own text
     asked = re.findall(
-        r"""\bname="(\w+)", storage_uri|{"name": "(\w+)", "storageUri\"""", "".join(blocks("python", doc))
+        r"""\bname="(\w+)",\s+storage_uri|{"name": "(\w+)",\s+"storageUri\"""", "".join(blocks("python", doc))
     )
     eventually(lambda: led.state.models.keys() == {f"default/{a or b}" for a, b in asked})
 
