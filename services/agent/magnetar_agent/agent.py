@@ -24,7 +24,7 @@ from magnetar_agent.serialised import Serialised
 from magnetar_agent.text import line
 from magnetar_agent.threads import Failed, guarded
 from magnetar_common.bus import LATEST, Bus, Message, MessageId, Reader
-from magnetar_common.errors import BusError
+from magnetar_common.errors import BusError, MagnetarError
 from magnetar_common.metrics import DEVICE_MEMORY
 from magnetar_common.topics import commands_topic
 from magnetar_events import COMMAND, AgentEvent, ServiceRecord
@@ -62,6 +62,10 @@ class AgentOptions:
     close_s: float = 5.0
 
 
+class Replaced(MagnetarError):
+    """A newer life of this server took this one's place. To go on would be to serve what nobody knows of."""
+
+
 class Agent:
     """One life of the agent of one server.
 
@@ -90,6 +94,7 @@ class Agent:
         failed: Failed,
         pids: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
+        self._failed = failed
         self._bus = bus
         self._info = info
         self._adapter = adapter
@@ -182,7 +187,14 @@ class Agent:
         wanted, position = command.command, command.position
         if answer is not None:
             self._reporter.report(answer)
-        if verdict is not Verdict.OBEY:
+        if verdict is Verdict.REPLACED:
+            self._failed(
+                Replaced(
+                    f"another agent serves {self._info.server}/{self._info.replica} as life {command.incarnation}, and "
+                    "this one is commanded no more: give each agent a server name and replica of its own"
+                )
+            )
+        elif verdict is not Verdict.OBEY:
             _log.info("a command is not acted on", why=verdict.name, term=command.term, position=position)
         elif isinstance(wanted, ReportInventory):
             self._inventory.ask("asked", position)

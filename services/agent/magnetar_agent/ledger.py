@@ -45,6 +45,7 @@ class Verdict(Enum):
     ANSWER_AGAIN = auto()
     SUPERSEDED = auto()
     FOREIGN = auto()
+    REPLACED = auto()
     OLD_TERM = auto()
 
 
@@ -80,21 +81,24 @@ class Ledger:
         self._incarnation = incarnation
         self._lines: dict[VersionKey, _Line] = {}
         self._lock = threading.RLock()
+        self._ours = (0, -1)
         self.term = 0
         """Newest term seen."""
 
     def judge(self, command: Command) -> tuple[Verdict, ReportKind | None]:
         """Say what to do with a command and what to report at once; take note of it if it is to be obeyed."""
-        if command.incarnation != self._incarnation:
-            return Verdict.FOREIGN, None
+        place = (command.term, command.position)
         with self._lock:
+            if command.incarnation != self._incarnation:
+                # Whoever is commanded after us took our place; what was meant for a life before us came earlier.
+                return (Verdict.REPLACED if (0, -1) < self._ours < place else Verdict.FOREIGN), None
             if command.term < self.term:
                 return Verdict.OLD_TERM, None
-            self.term = command.term
+            self.term, self._ours = command.term, max(self._ours, place)
             wanted = command.command
             if not isinstance(wanted, (LoadModel, UnloadModel)):
                 return Verdict.OBEY, None
-            key, at = (wanted.model, wanted.generation), (command.term, command.position)
+            key, at = (wanted.model, wanted.generation), place
             line = self._lines.get(key) or _Line()
             if command.position == line.newest[1]:
                 return (Verdict.IN_PROGRESS if line.answer is None else Verdict.ANSWER_AGAIN), line.answer

@@ -159,7 +159,7 @@ def _refuse_unknown(fields: dict[object, object], known: tuple[str, ...], source
 
 def _checked(cls: type[M], fields: dict[Any, Any], where: str, source: str) -> M:
     try:
-        return cls.model_validate(fields)
+        return cls.model_validate(fields, by_alias=True, by_name=False)
     except ValidationError as error:
         raise BadManifest(f"{source}: {_told(error, cls, where)}") from error
 

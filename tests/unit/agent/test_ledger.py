@@ -151,3 +151,11 @@ def test_ledger_does_not_grow_for_ever(ledger: Ledger, monkeypatch: pytest.Monke
     assert ledger.loaded() == {(IRIS, 0)}
     assert ledger.busy() == {(IRIS, 1)}
     assert {generation for _, generation in ledger.marks()} == {0, 1, 9}
+
+
+def test_life_that_another_took_the_place_of_knows(ledger: Ledger) -> None:
+    """A command for somebody else that comes after one of ours is for the life that took our place."""
+    assert ledger.judge(command(LOAD, 3, incarnation="zero"))[0] is Verdict.FOREIGN  # before we were told anything
+    ledger.judge(command(ReportInventory(), 5))
+    assert ledger.judge(command(LOAD, 4, incarnation="zero"))[0] is Verdict.FOREIGN
+    assert ledger.judge(command(LOAD, 6, incarnation="two"))[0] is Verdict.REPLACED

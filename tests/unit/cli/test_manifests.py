@@ -119,3 +119,9 @@ def test_a_bad_manifest_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(BadManifest) as raised:
         read(tmp_path / "missing.yaml")
     assert raised.value.code is ExitCode.USAGE
+
+
+def test_fields_are_written_as_on_the_wire(tmp_path: Path) -> None:
+    """A Python attribute's name is no manifest field."""
+    text = "apiVersion: magnetar/v1\nkind: Model\nmetadata: {name: iris}\nspec: {storage_uri: file:///x}\n"
+    assert "spec.storage_uri: unknown field (did you mean storageUri?)" in refusal(tmp_path, text)
