@@ -165,7 +165,9 @@ def _checked(cls: type[M], fields: dict[Any, Any], where: str, source: str) -> M
 
 
 def _told(error: ValidationError, cls: type[BaseModel], where: str) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_input=False)
+    # A misspelt field is why another is missing.
+    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
     place = [str(part) for part in first["loc"]]
     name = ".".join([where, *place])
     if first["type"] == "extra_forbidden":
