@@ -324,7 +324,9 @@ def test_an_unknown_kind_of_fact_halts(
     out = BytesIO()
     fastavro.schemaless_writer(out, newer, wire)
     known = schemas.by_fingerprint
-    monkeypatch.setattr(schemas, "by_fingerprint", lambda mark: newer if mark == "newer" else known(mark))
+    monkeypatch.setattr(
+        schemas, "by_fingerprint", lambda contract, mark: newer if mark == "newer" else known(contract, mark)
+    )
     write(leader, entry(0))
     bad = write_junk(leader, out.getvalue(), **{"avro-fingerprint": "newer"})
     with ReadModel(MEMORY) as read_model:
