@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from magnetar_common.state import Server
+    from magnetar_events.records import ServerInfo
 
 
 class ServerClass(NamedTuple):
@@ -34,12 +35,13 @@ def class_of(server: Server) -> ServerClass:
 class Fleet:
     """The index. It is derived, and no part of the state; servers that changed are sorted in when somebody looks."""
 
-    __slots__ = ("_changed", "_classes", "_places")
+    __slots__ = ("_changed", "_classes", "_kinds", "_places")
 
     def __init__(self) -> None:
         self._classes: dict[ServerClass, Any] = {}
         self._places: dict[str, tuple[ServerClass, tuple[int, str]]] = {}
         self._changed: dict[str, Server | None] = {}
+        self._kinds: dict[str, tuple[ServerInfo, ServerClass]] = {}
 
     def touch(self, server: Server) -> None:
         """Take note that a server is another than it was."""
@@ -58,7 +60,7 @@ class Fleet:
 
     def _sort_in(self, key: str, server: Server | None) -> None:
         old = self._places.get(key)
-        new = (class_of(server), (len(server.replicas), key)) if server is not None else None
+        new = (self._class_of(server), (len(server.replicas), key)) if server is not None else None
         if old == new:
             return
         if old is not None:
@@ -74,3 +76,10 @@ class Fleet:
                 ranks = self._classes[kind] = sortedcontainers.SortedList()  # pyright: ignore[reportUnknownMemberType]
             ranks.add(rank)
             self._places[key] = new
+
+    def _class_of(self, server: Server) -> ServerClass:
+        """Return a server's class, made anew only when it says something else of itself."""
+        known = self._kinds.get(server.key)
+        if known is None or known[0] is not server.info:
+            known = self._kinds[server.key] = (server.info, class_of(server))
+        return known[1]
