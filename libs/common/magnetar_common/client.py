@@ -20,8 +20,8 @@ from typing import Any, Self
 
 from magnetar_common.bus import LATEST, Bus, Producer, connect
 from magnetar_common.errors import BusUnavailable, LogHole, NotAvailable, RequestRefused, Unanswered
-from magnetar_common.evolve import fold_model
 from magnetar_common.log import LogReader, LogRecord, replay, until_position
+from magnetar_common.model_folds import fold_model
 from magnetar_common.settings import BusSettings
 from magnetar_common.state import Model
 from magnetar_common.status import ModelState, model_status

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
-from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Version
-from magnetar_common.transitions import ARRIVING, LEAVING, STATES, R, is_legal
+from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
+from magnetar_common.state import Model, Replica, ReplicaKey, Server, State
+from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
 from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
 from magnetar_events.records import Device, ServerInfo
@@ -65,160 +66,12 @@ def evolve(state: State, fact: f.Fact) -> State:
     return state
 
 
-# --- one model by itself ----------------------------------------------------------------------------------------------
-#
-# ``decide`` uses these on its own copy of a model, to see what becomes of it before anything is appended.
-
-
-def fold_model(model: Model, fact: Any, position: int, at: int) -> bool:
-    """Make a fact about a model so on that model alone; return whether it was legal."""
-    return _MODEL_FOLDS[type(fact)](model, fact, position, at)
-
-
-def _model_wanted(model: Model, fact: f.ModelWanted, position: int, at: int) -> bool:
-    spec = fact.spec
-    model.generation, model.deleted, model.due = fact.generation, False, 0
-    model.versions[fact.generation] = Version(
-        fact.generation, spec, position, at, wanted=spec.replicas, digest=spec.artifact_digest
-    )
-    return True
-
-
-def _model_scaled(model: Model, fact: f.ModelScaled, position: int, at: int) -> bool:
-    version = model.versions.get(model.generation)
-    if version is None:
-        return False
-    version.wanted, version.refused, model.owner = fact.replicas, None, fact.owner
-    return True
-
-
-def _model_undeployed(model: Model, fact: f.ModelUndeployed, position: int, at: int) -> bool:
-    model.deleted, model.due = True, fact.due
-    return True
-
-
-def _artifact_pinned(model: Model, fact: f.ArtifactPinned, position: int, at: int) -> bool:
-    version = model.versions.get(fact.generation)
-    if version is None or version.digest not in ("", fact.digest):
-        return False
-    version.digest = fact.digest
-    return True
-
-
-def _version_failed(model: Model, fact: f.VersionFailed, position: int, at: int) -> bool:
-    version = model.versions.get(fact.generation)
-    if version is None:
-        return False
-    version.failed, version.failed_at, version.refused = fact, position, None
-    return True
-
-
-def _version_revived(model: Model, fact: f.VersionRevived, position: int, at: int) -> bool:
-    version = model.versions.get(fact.generation)
-    if version is None:
-        return False
-    version.failed = None
-    version.places = {}
-    return True
-
-
-def _version_retired(model: Model, fact: f.VersionRetired, position: int, at: int) -> bool:
-    if fact.generation == model.generation or any(True for _ in model.of(fact.generation)):
-        return False
-    return model.versions.pop(fact.generation, None) is not None
-
-
-def _traffic_changed(model: Model, fact: f.TrafficChanged, position: int, at: int) -> bool:
-    model.traffic = fact.targets
-    return True
-
-
-def _replica_placed(model: Model, fact: f.ReplicaPlaced, position: int, at: int) -> bool:
-    key = (fact.generation, fact.server)
-    if fact.generation not in model.versions or key in model.replicas:
-        return False
-    model.replicas[key] = Replica(
-        fact.model, fact.generation, fact.server, R.LOAD_REQUESTED, position, at, fact.bookings, due=fact.due
-    )
-    return True
-
-
-def _replica_adopted(model: Model, fact: f.ReplicaAdopted, position: int, at: int) -> bool:
-    key = (fact.generation, fact.server)
-    if key in model.replicas:
-        return False
-    model.replicas[key] = Replica(
-        fact.model, fact.generation, fact.server, R.LOADED, position, at, fact.bookings, reason=fact.reason
-    )
-    return True
-
-
-def _replica_changed(model: Model, fact: f.ReplicaChanged, position: int, at: int) -> bool:
-    replica = model.replicas.get((fact.generation, fact.server))
-    after = STATES.get(fact.after)
-    if replica is None or after is None or replica.state != fact.before or not is_legal(replica.state, after):
-        return False
-    if after is R.UNLOADED:
-        del model.replicas[fact.generation, fact.server]
-        return True
-    if after in (R.LOAD_REQUESTED, R.UNLOAD_REQUESTED):
-        replica.position = position
-    if after is R.LOAD_FAILED and fact.generation in model.versions:
-        model.versions[fact.generation].places[fact.server] = f"{fact.code}: {fact.reason}"
-    replica.state, replica.since, replica.due = after, at, fact.due
-    replica.code, replica.reason, replica.retriable = fact.code, fact.reason, fact.retriable
-    replica.attempt = fact.attempt
-    return True
-
-
-def _replica_measured(model: Model, fact: f.ReplicaMeasured, position: int, at: int) -> bool:
-    replica = model.replicas.get((fact.generation, fact.server))
-    if replica is None:
-        return False
-    replica.digest, replica.measured, replica.parallel = fact.digest, fact.measured, fact.parallel
-    replica.http_port = fact.http_port
-    return True
-
-
-def _placement_refused(model: Model, fact: f.PlacementRefused, position: int, at: int) -> bool:
-    version = model.versions.get(fact.generation)
-    if version is None:
-        return False
-    version.refused = fact
-    return True
-
-
-def _placement_settled(model: Model, fact: f.PlacementSettled, position: int, at: int) -> bool:
-    version = model.versions.get(fact.generation)
-    if version is None:
-        return False
-    version.refused = None
-    return True
-
-
-_MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
-    f.ModelWanted: _model_wanted,
-    f.ModelScaled: _model_scaled,
-    f.ModelUndeployed: _model_undeployed,
-    f.ArtifactPinned: _artifact_pinned,
-    f.VersionFailed: _version_failed,
-    f.VersionRevived: _version_revived,
-    f.VersionRetired: _version_retired,
-    f.TrafficChanged: _traffic_changed,
-    f.ReplicaPlaced: _replica_placed,
-    f.ReplicaAdopted: _replica_adopted,
-    f.ReplicaChanged: _replica_changed,
-    f.ReplicaMeasured: _replica_measured,
-    f.PlacementRefused: _placement_refused,
-    f.PlacementSettled: _placement_settled,
-}
-
 # --- models in the state: the same, and the books and indexes ---------------------------------------------------------
 
 
 def _of_model(state: State, fact: Any) -> None:
     model = state.models.get(fact.model)
-    if model is None or not _MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
+    if model is None or not MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
         state.illegal += 1
     else:
         state.touched.add(fact.model)
@@ -228,7 +81,7 @@ def _wanted(state: State, fact: f.ModelWanted) -> None:
     model = state.models.get(fact.model)
     if model is None:
         model = state.models[fact.model] = Model(fact.model)
-    _model_wanted(model, fact, state.position, state.at)
+    model_wanted(model, fact, state.position, state.at)
     state.generations[fact.model] = max(fact.generation, state.generations.get(fact.model, 0))
     state.touched.add(fact.model)
 
@@ -252,7 +105,7 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
     key = (fact.generation, fact.server)
     before = model.replicas.get(key)
     arriving = before is not None and before.state in ARRIVING
-    if not _MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
+    if not MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
         state.illegal += 1
         return
     after = model.replicas.get(key)
@@ -525,7 +378,7 @@ def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
 
 
 _FOLDS: dict[type, Callable[[State, Any], None]] = {
-    **dict.fromkeys(_MODEL_FOLDS, _of_model),
+    **dict.fromkeys(MODEL_FOLDS, _of_model),
     f.ModelWanted: _wanted,
     f.ModelUndeployed: _undeployed,
     f.ReplicaPlaced: _of_replica,

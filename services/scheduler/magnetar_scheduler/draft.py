@@ -6,7 +6,7 @@ that ``evolve`` uses, and keeps count of what it has reserved on servers meanwhi
 
 from dataclasses import replace
 
-from magnetar_common.evolve import fold_model
+from magnetar_common.model_folds import fold_model
 from magnetar_common.state import Model, Replica, Server, State
 from magnetar_common.transitions import R
 from magnetar_events import facts as f

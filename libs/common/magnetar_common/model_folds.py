@@ -1,0 +1,158 @@
+"""What a fact does to one model by itself: versions, replicas, traffic.
+
+``evolve`` uses these on the model in the state, and adds the books and the indexes; ``decide`` uses them on a copy of its
+own, to see what becomes of a model before anything is appended. Each returns whether the fact was legal.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from magnetar_common.state import Model, Replica, Version
+from magnetar_common.transitions import STATES, R, is_legal
+from magnetar_events import facts as f
+
+
+def fold_model(model: Model, fact: Any, position: int, at: int) -> bool:
+    """Make a fact about a model so on that model alone; return whether it was legal."""
+    return MODEL_FOLDS[type(fact)](model, fact, position, at)
+
+
+def model_wanted(model: Model, fact: f.ModelWanted, position: int, at: int) -> bool:
+    """A version is wanted: the model is there, and that is its target."""
+    spec = fact.spec
+    model.generation, model.deleted, model.due = fact.generation, False, 0
+    model.versions[fact.generation] = Version(
+        fact.generation, spec, position, at, wanted=spec.replicas, digest=spec.artifact_digest
+    )
+    return True
+
+
+def _model_scaled(model: Model, fact: f.ModelScaled, position: int, at: int) -> bool:
+    version = model.versions.get(model.generation)
+    if version is None:
+        return False
+    version.wanted, version.refused, model.owner = fact.replicas, None, fact.owner
+    return True
+
+
+def _model_undeployed(model: Model, fact: f.ModelUndeployed, position: int, at: int) -> bool:
+    model.deleted, model.due = True, fact.due
+    return True
+
+
+def _artifact_pinned(model: Model, fact: f.ArtifactPinned, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None or version.digest not in ("", fact.digest):
+        return False
+    version.digest = fact.digest
+    return True
+
+
+def _version_failed(model: Model, fact: f.VersionFailed, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.failed, version.failed_at, version.refused = fact, position, None
+    return True
+
+
+def _version_revived(model: Model, fact: f.VersionRevived, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.failed = None
+    version.places = {}
+    return True
+
+
+def _version_retired(model: Model, fact: f.VersionRetired, position: int, at: int) -> bool:
+    if fact.generation == model.generation or any(True for _ in model.of(fact.generation)):
+        return False
+    return model.versions.pop(fact.generation, None) is not None
+
+
+def _traffic_changed(model: Model, fact: f.TrafficChanged, position: int, at: int) -> bool:
+    model.traffic = fact.targets
+    return True
+
+
+def _replica_placed(model: Model, fact: f.ReplicaPlaced, position: int, at: int) -> bool:
+    key = (fact.generation, fact.server)
+    if fact.generation not in model.versions or key in model.replicas:
+        return False
+    model.replicas[key] = Replica(
+        fact.model, fact.generation, fact.server, R.LOAD_REQUESTED, position, at, fact.bookings, due=fact.due
+    )
+    return True
+
+
+def _replica_adopted(model: Model, fact: f.ReplicaAdopted, position: int, at: int) -> bool:
+    key = (fact.generation, fact.server)
+    if key in model.replicas:
+        return False
+    model.replicas[key] = Replica(
+        fact.model, fact.generation, fact.server, R.LOADED, position, at, fact.bookings, reason=fact.reason
+    )
+    return True
+
+
+def _replica_changed(model: Model, fact: f.ReplicaChanged, position: int, at: int) -> bool:
+    replica = model.replicas.get((fact.generation, fact.server))
+    after = STATES.get(fact.after)
+    if replica is None or after is None or replica.state != fact.before or not is_legal(replica.state, after):
+        return False
+    if after is R.UNLOADED:
+        del model.replicas[fact.generation, fact.server]
+        return True
+    if after in (R.LOAD_REQUESTED, R.UNLOAD_REQUESTED):
+        replica.position = position
+    if after is R.LOAD_FAILED and fact.generation in model.versions:
+        model.versions[fact.generation].places[fact.server] = f"{fact.code}: {fact.reason}"
+    replica.state, replica.since, replica.due = after, at, fact.due
+    replica.code, replica.reason, replica.retriable = fact.code, fact.reason, fact.retriable
+    replica.attempt = fact.attempt
+    return True
+
+
+def _replica_measured(model: Model, fact: f.ReplicaMeasured, position: int, at: int) -> bool:
+    replica = model.replicas.get((fact.generation, fact.server))
+    if replica is None:
+        return False
+    replica.digest, replica.measured, replica.parallel = fact.digest, fact.measured, fact.parallel
+    replica.http_port = fact.http_port
+    return True
+
+
+def _placement_refused(model: Model, fact: f.PlacementRefused, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.refused = fact
+    return True
+
+
+def _placement_settled(model: Model, fact: f.PlacementSettled, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.refused = None
+    return True
+
+
+MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
+    f.ModelWanted: model_wanted,
+    f.ModelScaled: _model_scaled,
+    f.ModelUndeployed: _model_undeployed,
+    f.ArtifactPinned: _artifact_pinned,
+    f.VersionFailed: _version_failed,
+    f.VersionRevived: _version_revived,
+    f.VersionRetired: _version_retired,
+    f.TrafficChanged: _traffic_changed,
+    f.ReplicaPlaced: _replica_placed,
+    f.ReplicaAdopted: _replica_adopted,
+    f.ReplicaChanged: _replica_changed,
+    f.ReplicaMeasured: _replica_measured,
+    f.PlacementRefused: _placement_refused,
+    f.PlacementSettled: _placement_settled,
+}
+"""Fact about a model → what it does to it."""
