@@ -12,9 +12,16 @@ import pytest
 from magnetar_common.admin import Admin
 from magnetar_common.brokers import RunningBroker
 from magnetar_common.bus import Bus, connect
+from magnetar_common.discovery import Discovery
 from magnetar_common.settings import BusSettings
+from magnetar_common.topics import SERVICE_REGISTRY, under
+from magnetar_events import SERVICE_RECORD
+from magnetar_events.records import Device
+from magnetar_events.schemas import schema_json
 from tests.contract.bus_contract import DEADLINE_S, wait_for
 from tests.contract.table_view_contract import CompactedViewContract, TableViewContract, put, view_of
+from tests.support.brokers import settings_for
+from tests.support.world import record
 
 STOCK = """
 import sys
@@ -93,6 +100,51 @@ class TestPulsarTableView(TableViewContract, CompactedViewContract):
         finally:
             frozen.kill()
             frozen.communicate()
+
+    def test_a_client_started_after_compaction_sees_every_field_of_every_record(
+        self, pulsar_broker: RunningBroker
+    ) -> None:
+        """A record with nothing at its default, on the real registry topic with its schema, heartbeats compacted away."""
+        settings = settings_for(pulsar_broker)
+        bus = connect(settings)
+        full = record(
+            "a",
+            replica=2,
+            region="eu",
+            zone="z1",
+            grpc_port=8081,
+            agent_version="0.1.0",
+            commands=("LoadModel",),
+            max_models=7,
+            memory_bytes=9,
+            over_commit_percent=5,
+            disk_bytes=11,
+            loads=1,
+            report=13,
+            devices=(
+                Device(
+                    uuid="g", kind="mig", gpu_type="A100", parent="p", total=9, free=8, largest_free=7, utilisation=0.5
+                ),
+            ),
+        ).model_copy(update={"metadata": {"modelName": "m", "batchSize": "8"}, "labels": {"team": "x"}})
+        producer = bus.producer(SERVICE_REGISTRY.name, schema=schema_json(SERVICE_REGISTRY.schema))
+        for beat in range(50):
+            latest = full.model_copy(update={"timestamp": beat})
+            producer.send(SERVICE_RECORD.encode(latest), key=full.instance_id, properties=SERVICE_RECORD.properties)
+        with Admin(settings) as admin:
+            admin.compact(under(settings.tenant, SERVICE_REGISTRY.name))
+            wait_for(lambda: admin.compaction(under(settings.tenant, SERVICE_REGISTRY.name)) == "SUCCESS")
+        reader = bus.reader(SERVICE_REGISTRY.name, compacted=True)
+        messages = []
+        while not reader.at_end():
+            messages.append(reader.read(DEADLINE_S))
+        assert len(messages) == 1
+        late = connect(settings)
+        with Discovery(late) as discovery:
+            assert discovery.wait_ready(DEADLINE_S)
+            assert discovery.instances("agent") == [full.model_copy(update={"timestamp": 49})]
+        late.close()
+        bus.close()
 
     def test_the_stock_view_dies_of_ten_thousand_batched_keys_and_ours_does_not(
         self, bus: Bus, topic: str, settings: BusSettings
