@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from magnetar_common.bus import Bus
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.errors import MagnetarError
 from magnetar_common.inference import InferenceClient, Routes
@@ -15,20 +14,6 @@ from tests.support.brokers import prepared
 from tests.support.leading import eventually, leading
 from tests.support.requests import IRIS, deploy, servers_routed
 from tests.unit.test_inference import BODY, Server
-
-
-class Serving(SimulatedAgent):
-    """An agent beside a server that answers inference."""
-
-    def __init__(self, bus: Bus, server: Server) -> None:
-        self._port = server.port
-        super().__init__(bus, server.key.split("/")[1])
-
-    def beat(self, status: str = "UP") -> None:
-        assert self.record.server is not None
-        info = self.record.server.model_copy(update={"http_port": self._port})
-        self.record = self.record.model_copy(update={"server": info})
-        super().beat(status)
 
 
 @pytest.mark.parametrize("kind", ["memory", pytest.param("pulsar", marks=pytest.mark.pulsar)])
@@ -43,7 +28,7 @@ def test_no_request_fails_while_the_scheduler_restarts(
         else prepared(request.getfixturevalue("pulsar_broker"), str(tmp_path))
     )
     bus, servers = connect(), [Server("a"), Server("b")]
-    agents = [Serving(bus, server) for server in servers]
+    agents = [SimulatedAgent(bus, server.key.split("/")[1], http_port=server.port) for server in servers]
     routes = Routes(bus)
     client, stop = InferenceClient(routes), threading.Event()
     answered: Counter[str] = Counter()
@@ -77,8 +62,8 @@ def test_no_request_fails_while_the_scheduler_restarts(
     finally:
         stop.set()
         asking.join(10)
-        for closing in (*agents,):
-            closing.die()
+        for agent in agents:
+            agent.die()
         for server in servers:
             server.close()
         client.close()

@@ -42,6 +42,7 @@ def record(
     runtime: str = "mlserver",
     devices: tuple[Device, ...] | None = None,
     digest: str = "",
+    http_port: int = 8080,
     **info: object,
 ) -> ServiceRecord:
     if devices is None:
@@ -58,7 +59,7 @@ def record(
             server=server,
             replica=replica,
             incarnation=incarnation,
-            http_port=8080,
+            http_port=http_port,
             capabilities=capabilities,
             runtime=RuntimeInfo(kind=runtime),
             devices=devices,

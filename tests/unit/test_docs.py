@@ -28,7 +28,7 @@ from magnetar_cli.main import app
 from magnetar_cli.options import descriptions, variable
 from magnetar_common import metrics
 from magnetar_common.brokers import embedded
-from magnetar_common.bus import Bus, connect
+from magnetar_common.bus import connect
 from magnetar_common.settings import BusSettings
 from magnetar_common.topics import DAY_MINUTES, TOPICS, Topic
 from magnetar_common.transitions import TRANSITIONS, R, is_legal
@@ -189,20 +189,6 @@ def blocks(language: str, *docs: Path) -> list[str]:
     return [found[1] for doc in docs or DOCS for found in fence.finditer(doc.read_text())]
 
 
-class Agent(SimulatedAgent):
-    """An agent beside a server that answers inference."""
-
-    def __init__(self, bus: Bus, server: Server) -> None:
-        self._port = server.port
-        super().__init__(bus, server.key.split("/")[1])
-
-    def beat(self, status: str = "UP") -> None:
-        assert self.record.server is not None
-        at_its_port = self.record.server.model_copy(update={"http_port": self._port})
-        self.record = self.record.model_copy(update={"server": at_its_port})
-        super().beat(status)
-
-
 @pytest.fixture
 def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
     """A leader on a broker that the environment names, and two agents whose servers answer inference."""
@@ -212,7 +198,7 @@ def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Led]:
         servers = [Server(name) for name in ("a", "b")]
         with leading(connect) as led:
             bus = connect()
-            agents = [Agent(bus, server) for server in servers]
+            agents = [SimulatedAgent(bus, server.key.split("/")[1], http_port=server.port) for server in servers]
             yield led
             for agent in agents:
                 agent.die()

@@ -75,10 +75,6 @@ class Deposed(MagnetarError):
     """This process led and no longer does. It must exit, and so release everything that it holds."""
 
 
-class PolicyViolation(MagnetarError):
-    """A topic's policies would lose data."""
-
-
 class RequestRefused(MagnetarError):
     """The scheduler refused a request."""
 

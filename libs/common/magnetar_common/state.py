@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from magnetar_common.fleet import Fleet
 from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
-from magnetar_events.facts import Booking, Candidate, PlacementRefused, TrafficTarget, VersionFailed
+from magnetar_events.facts import Booking, PlacementRefused, TrafficTarget, VersionFailed
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServerInfo, ServiceRecord
 
-__all__ = ["Candidate", "Model", "Replica", "ReplicaKey", "Server", "State", "Version"]
+__all__ = ["Model", "Replica", "ReplicaKey", "Server", "State", "Version"]
 
 
 class ReplicaKey(NamedTuple):
