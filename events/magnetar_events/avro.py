@@ -7,6 +7,7 @@ enums are strings, ``X | None`` is a union with null, and a union of records may
 import dataclasses
 import types
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -72,6 +73,10 @@ def _plain(annotation: Any) -> Any:
     return _plain(get_args(annotation)[0]) if get_origin(annotation) is Annotated else annotation
 
 
+def _is_enum(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, StrEnum)
+
+
 def _is_record(annotation: Any) -> bool:
     return isinstance(annotation, type) and (
         issubclass(cast("type[Any]", annotation), BaseModel) or dataclasses.is_dataclass(cast("Any", annotation))
@@ -91,7 +96,7 @@ def _schema(annotation: Any, seen: set[str]) -> Schema:
     if annotation in _PRIMITIVES:
         return _PRIMITIVES[annotation]
     origin = get_origin(annotation)
-    if origin is Literal:
+    if origin is Literal or _is_enum(annotation):
         return "string"
     if origin in (tuple, list):
         return {"type": "array", "items": _schema(get_args(annotation)[0], seen)}
@@ -179,7 +184,7 @@ def _bind(scope: dict[str, Any], value: Any) -> str:
 
 def _out(annotation: Any, value: str, scope: dict[str, Any]) -> str:
     annotation = _plain(annotation)
-    if annotation in _PRIMITIVES or get_origin(annotation) is Literal:
+    if annotation in _PRIMITIVES or get_origin(annotation) is Literal or _is_enum(annotation):
         return value
     origin = get_origin(annotation)
     if origin in (tuple, list):
@@ -214,6 +219,8 @@ def _in(annotation: Any, value: str, scope: dict[str, Any]) -> str:
     annotation = _plain(annotation)
     if annotation in _PRIMITIVES or get_origin(annotation) is Literal:
         return value
+    if _is_enum(annotation):
+        return f"{_bind(scope, annotation)}({value})"
     origin = get_origin(annotation)
     if origin is tuple:
         inner = _in(get_args(annotation)[0], "x", scope)

@@ -71,6 +71,10 @@ class LogTooNew(LogError):
     """The log holds what only a newer version understands."""
 
 
+class NoSnapshotStore(MagnetarError):
+    """Snapshots cannot be had from where the settings say that they are."""
+
+
 class Deposed(MagnetarError):
     """This process led and no longer does. It must exit, and so release everything that it holds."""
 

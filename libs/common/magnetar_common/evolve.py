@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
+from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
-from magnetar_common.state import Model, Replica, ReplicaKey, Server, State
-from magnetar_common.transitions import ARRIVING, LEAVING, R
+from magnetar_common.state import Model, ReplicaKey, Server, State
+from magnetar_common.transitions import ARRIVING, R
 from magnetar_events import facts as f
 from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
 from magnetar_events.records import Device, ServerInfo
@@ -55,14 +56,14 @@ def fold(state: State, entry: Entry, message_id: str = "") -> bool:
         state.handled = entry.handled
     for fact in entry.facts:
         _FOLDS[type(fact)](state, fact)
-    _index(state)
+    index_models(state)
     return True
 
 
 def evolve(state: State, fact: f.Fact) -> State:
     """Make one fact so, and return the same state."""
     _FOLDS[type(fact)](state, fact)
-    _index(state)
+    index_models(state)
     return state
 
 
@@ -74,7 +75,7 @@ def _of_model(state: State, fact: Any) -> None:
     if model is None or not MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
         state.illegal += 1
     else:
-        state.touched.add(fact.model)
+        state.touched[fact.model] = None
 
 
 def _wanted(state: State, fact: f.ModelWanted) -> None:
@@ -83,7 +84,7 @@ def _wanted(state: State, fact: f.ModelWanted) -> None:
         model = state.models[fact.model] = Model(fact.model)
     model_wanted(model, fact, state.position, state.at)
     state.generations[fact.model] = max(fact.generation, state.generations.get(fact.model, 0))
-    state.touched.add(fact.model)
+    state.touched[fact.model] = None
 
 
 def _undeployed(state: State, fact: f.ModelUndeployed) -> None:
@@ -110,63 +111,14 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
         return
     after = model.replicas.get(key)
     if before is None and after is not None:
-        _book(state, server, after, +1)
+        book(state, server, after, +1)
     elif before is not None and after is None:
-        _book(state, server, before, -1)
+        book(state, server, before, -1)
         state.room += 1
     if arriving != (after is not None and after.state in ARRIVING):
-        _book_arriving(state, server, before or after, -1 if arriving else +1)
-    _index_replica(state, ReplicaKey(fact.model, *key), after)
-    state.touched.add(fact.model)
-
-
-def _index_replica(state: State, key: ReplicaKey, replica: Replica | None) -> None:
-    """Keep the outstanding commands and the timers in step with a replica."""
-    if replica is not None and (replica.state in ARRIVING or replica.state in LEAVING):
-        state.outstanding[key] = replica
-    else:
-        state.outstanding.pop(key, None)
-    if replica is not None:
-        state.set_timer(replica.due, *key)
-
-
-def _index(state: State) -> None:
-    """Keep the pending sets in step with the models that were touched; once an entry, however many facts it has."""
-    for key in state.touched:
-        model = state.models.get(key)
-        unsettled, waits, failed = model.pending() if model is not None else (False, False, False)
-        for pending, is_in in ((state.unsettled, unsettled), (state.waiting, waits), (state.failed, failed)):
-            if is_in:
-                pending[key] = None
-            elif pending:
-                pending.pop(key, None)
-    state.touched.clear()
-
-
-def _book(state: State, server: Server, replica: Replica, sign: int) -> None:
-    place = (replica.model, replica.generation)
-    if sign > 0:
-        server.replicas[place] = replica
-    else:
-        server.replicas.pop(place, None)
-    host = server.info.host
-    for booking in replica.bookings:
-        server.booked += sign * booking.bytes
-        _add(state.booked, (host, booking.device), sign * booking.bytes)
-    state.fleet.touch(server)
-
-
-def _book_arriving(state: State, server: Server, replica: Replica | None, sign: int) -> None:
-    for booking in replica.bookings if replica else ():
-        _add(state.arriving, (server.info.host, booking.device), sign * booking.bytes)
-
-
-def _add(books: dict[tuple[str, str], int], device: tuple[str, str], amount: int) -> None:
-    total = books.get(device, 0) + amount
-    if total:
-        books[device] = total
-    else:
-        books.pop(device, None)
+        book_arriving(state, server, before or after, -1 if arriving else +1)
+    index_replica(state, ReplicaKey(fact.model, *key), after)
+    state.touched[fact.model] = None
 
 
 def _model_removed(state: State, fact: f.ModelRemoved) -> None:
@@ -175,7 +127,7 @@ def _model_removed(state: State, fact: f.ModelRemoved) -> None:
         state.illegal += 1
         return
     del state.models[fact.model]
-    state.touched.add(fact.model)
+    state.touched[fact.model] = None
 
 
 # --- requests and leadership ------------------------------------------------------------------------------------------
@@ -217,7 +169,7 @@ def _server_joined(state: State, fact: f.ServerJoined) -> None:
         state.illegal += 1
         return
     if known is not None:
-        _move_host(state, known, info.host)
+        move_host(state, known, info.host)
         known.record, known.info, known.position = fact.record, info, state.position
         known.lost, known.lost_code, known.inventory, known.inventory_asked = False, "", False, 0
         known.report = 0
@@ -234,7 +186,7 @@ def _server_returned(state: State, fact: f.ServerReturned) -> None:
     if server is None or not server.lost or fact.record.server is None or server.incarnation != fact.incarnation:
         state.illegal += 1
         return
-    _move_host(state, server, fact.record.server.host)
+    move_host(state, server, fact.record.server.host)
     server.record, server.info = fact.record, fact.record.server
     server.lost, server.lost_code, server.inventory = False, "", False
     _read(server, fact.record.server)
@@ -254,17 +206,6 @@ def _read(server: Server, info: ServerInfo) -> None:
     server.loads, server.digest, server.stale = info.loads, info.digest, False
 
 
-def _move_host(state: State, server: Server, host: str) -> None:
-    """Take the bookings along when a server comes back on another machine."""
-    if server.info.host == host:
-        return
-    for replica in server.replicas.values():
-        for booking in replica.bookings:
-            for books in (state.booked, state.arriving) if replica.state in ARRIVING else (state.booked,):
-                _add(books, (server.info.host, booking.device), -booking.bytes)
-                _add(books, (host, booking.device), booking.bytes)
-
-
 def _server_superseded(state: State, fact: f.ServerSuperseded) -> None:
     server = state.servers.get(fact.server)
     if server is None:
@@ -278,7 +219,7 @@ def _server_updated(state: State, fact: f.ServerUpdated) -> None:
     if server is None or fact.record.server is None:
         state.illegal += 1
         return
-    _move_host(state, server, fact.record.server.host)
+    move_host(state, server, fact.record.server.host)
     if fact.record.status == "UP" != server.record.status:
         state.newest = state.position
     server.record, server.info = fact.record, fact.record.server
@@ -293,7 +234,7 @@ def _mark_draining(state: State, server: Server) -> None:
     for replica in server.replicas.values():
         if replica.draining != draining:
             replica.draining = draining
-            state.touched.add(replica.model)
+            state.touched[replica.model] = None
 
 
 def _server_reading(state: State, fact: f.ServerReadingChanged) -> None:
@@ -356,11 +297,11 @@ def _server_lost(state: State, fact: f.ServerLost) -> None:
     state.fleet.drop(fact.server)
     for replica in server.replicas.values():
         if replica.state in ARRIVING:
-            _book_arriving(state, server, replica, -1)
+            book_arriving(state, server, replica, -1)
         replica.state, replica.since, replica.due = R.LOST, state.at, 0
         replica.code, replica.reason = fact.code, fact.reason
         state.outstanding.pop(replica.key, None)
-    state.touched.update(model for model, _ in server.replicas)
+    state.touched.update((model, None) for model, _ in server.replicas)
 
 
 def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
@@ -369,10 +310,10 @@ def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
         state.illegal += 1
         return
     for replica in list(server.replicas.values()):
-        _book(state, server, replica, -1)
+        book(state, server, replica, -1)
         model = state.models[replica.model]
         del model.replicas[replica.generation, replica.server]
-        state.touched.add(replica.model)
+        state.touched[replica.model] = None
     del state.servers[fact.server]
     state.fleet.drop(fact.server)
 

@@ -95,6 +95,20 @@ class LogReader:
         self._reader.close()
 
 
+def first(bus: Bus, wanted: Callable[[LogRecord], bool], after: MessageId = EARLIEST) -> LogRecord | None:
+    """Return the first record after a place that is wanted, or None.
+
+    Raises:
+        LogError: what comes before it cannot be read.
+        BusUnavailable: the broker is away.
+    """
+    reader = LogReader(bus, after, name="look-up")
+    try:
+        return next((record for record in reader.stored() if wanted(record)), None)
+    finally:
+        reader.close()
+
+
 Until = Callable[[LogRecord], bool]
 """Tells whether an entry still belongs to the wanted past."""
 

@@ -22,6 +22,12 @@ RETIRED = Counter("magnetar_retired_total", "Records that the registry service r
 LOAD_SECONDS = Histogram("magnetar_load_seconds", "Duration of a load by phase.", ["phase"], buckets=_SLOW)
 DEVICE_MEMORY = Gauge("magnetar_device_memory_bytes", "Memory of a device by kind.", ["device", "kind"])
 
+SNAPSHOT_POSITION = Gauge("magnetar_snapshot_position", "Position of the last snapshot written.")
+SNAPSHOT_TIME = Gauge("magnetar_snapshot_timestamp_seconds", "Unix time at which the last snapshot was written.")
+SNAPSHOT_FAILURES = Counter("magnetar_snapshot_failures_total", "Snapshots that could not be written.")
+SNAPSHOTS_IGNORED = Counter("magnetar_snapshots_ignored_total", "Snapshots found and not used: damaged, or not ours.")
+START_ENTRIES = Gauge("magnetar_start_entries", "Entries of the log that were folded to start.")
+
 PROJECTOR_LAG = Gauge("magnetar_projector_lag", "Seconds the read model is behind the log.")
 
 BEACONS = Counter("magnetar_beacon_publishes_total", "Heartbeats and probes published.", ["outcome"])

@@ -26,3 +26,24 @@ class BusSettings(BaseSettings):
     trust_certs: str = ""
     operation_timeout_s: int = 10
     data_dir: str = ""
+
+
+class SnapshotSettings(BaseSettings):
+    """Where snapshots are, and how often one is written; each field is also a variable ``MAGNETAR_SNAPSHOTS_…``.
+
+    The projector writes them; schedulers and the projector start from them.
+
+    Attributes:
+        url: a folder in anything that fsspec reaches (``file:///var/lib/magnetar``, ``s3://bucket/folder``, …), its
+            credentials where that driver looks for them; empty = no snapshots, every start reads the whole log.
+        every_entries: one is written after so many entries of the log, and at the end of a projector.
+        pause_s: seconds between two of them, at least.
+        keep: the newest so many are kept.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="MAGNETAR_SNAPSHOTS_", extra="ignore")
+
+    url: str = ""
+    every_entries: int = Field(default=10_000, ge=1)
+    pause_s: float = Field(default=30.0, ge=0)
+    keep: int = Field(default=3, ge=1)

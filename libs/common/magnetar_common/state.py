@@ -301,7 +301,7 @@ class State:
     outstanding: dict[ReplicaKey, Replica] = field(default_factory=dict[ReplicaKey, Replica], compare=False)
     asked: dict[str, None] = field(default_factory=dict[str, None], compare=False)
     room: int = field(default=0, compare=False)
-    touched: set[str] = field(default_factory=set[str], compare=False)
+    touched: dict[str, None] = field(default_factory=dict[str, None], compare=False)
     recent: dict[int, str] = field(default_factory=dict[int, str], compare=False)
     fleet: Fleet = field(default_factory=Fleet, compare=False)
     _timers: list[tuple[int, str, int, str]] = field(default_factory=list[tuple[int, str, int, str]], compare=False)

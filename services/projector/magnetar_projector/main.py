@@ -8,10 +8,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from magnetar_common.bus import Bus, connect
 from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.ops import Health, OpsServer, configure_logging
+from magnetar_common.settings import SnapshotSettings
+from magnetar_common.snapshot import Snapshots
 from magnetar_projector.api import routes
 from magnetar_projector.projector import Projector
 from magnetar_projector.queries import Queries
 from magnetar_projector.read_model import ReadModel
+from magnetar_projector.snapshots import SnapshotWriter
 
 
 class ProjectorSettings(BaseSettings):
@@ -44,24 +47,34 @@ def run(settings: ProjectorSettings) -> int:
     with Lifecycle() as life:
         bus = connect()
         life.on_stop("bus", bus.close)
-        start(settings, bus, life)
+        start(settings, bus, life, SnapshotSettings())
         life.wait()
     return life.exit_code
 
 
-def start(settings: ProjectorSettings, bus: Bus, life: Lifecycle) -> OpsServer:
+def start(
+    settings: ProjectorSettings, bus: Bus, life: Lifecycle, snapshot_settings: SnapshotSettings | None = None
+) -> OpsServer:
     """Start a projector that ends with ``life``; return where it answers.
 
     A log that cannot be followed does not end the process: it says so on ``/readyz``, and goes on answering for what
     came before.
 
     Raises:
-        MagnetarError: the port is taken.
+        MagnetarError: the port is taken, or snapshots cannot be had from where the settings say.
         sqlite3.Error: the file cannot be opened.
     """
-    read_model = ReadModel(settings.data)
+    snapshot_settings = snapshot_settings or SnapshotSettings(url="")
+    store = Snapshots.from_settings(snapshot_settings)
+    read_model = ReadModel(settings.data, snapshots=store)
     life.on_stop("read model", read_model.close)
-    projector = Projector(bus, read_model, batch_entries=settings.batch_entries, batch_ms=settings.batch_ms)
+    projector = Projector(
+        bus,
+        read_model,
+        batch_entries=settings.batch_entries,
+        batch_ms=settings.batch_ms,
+        snapshots=SnapshotWriter.from_settings(store, read_model, snapshot_settings),
+    )
     health = Health()
     health.add("log", projector.healthy)
     server = OpsServer(health, host=settings.host, port=settings.port, routes=routes(Queries(read_model)))

@@ -13,6 +13,7 @@ from magnetar_common.log import LogReader, LogRecord
 from magnetar_common.state import State
 from magnetar_events.entry import BARRIER
 from magnetar_projector.read_model import ReadModel, ReadModelBroken
+from magnetar_projector.snapshots import SnapshotWriter
 
 MAX_LAG_S = 10.0
 """Further behind than this, the read model is not of now."""
@@ -32,6 +33,7 @@ class Projector:
         read_model: where it goes.
         batch_entries: at most this many entries are written in one transaction.
         batch_ms: … and at most this much time passes between two, while catching up. Later each is written at once.
+        snapshots: are taken on the way; None = none.
         wall: the time (seconds since the epoch), for the lag alone.
     """
 
@@ -42,6 +44,7 @@ class Projector:
         *,
         batch_entries: int = 1_000,
         batch_ms: int = 200,
+        snapshots: SnapshotWriter | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.state = State()
@@ -53,7 +56,9 @@ class Projector:
         self._read_model = read_model
         self._batch_entries = batch_entries
         self._batch_s = batch_ms / 1000
+        self._snapshots = snapshots
         self._wall = wall
+        self._broker = ""
         self._last: MessageId | None = None
         self._reader: LogReader | None = None
         self._unreachable = ""
@@ -104,6 +109,8 @@ class Projector:
     def close(self) -> None:
         """Write what is folded, and stop reading."""
         self._commit()
+        if self._snapshots is not None:
+            self._snapshots.close(self.state, self._broker)
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -130,6 +137,7 @@ class Projector:
 
     def _open(self) -> LogReader:
         """Fold what is stored, and begin to read the log after it; if the two do not match, start over."""
+        self._broker = self._bus.cluster_id()
         try:
             self.state = self._read_model.refold()
             checkpoint = self._read_model.checkpoint()
@@ -168,6 +176,8 @@ class Projector:
     def _commit(self) -> None:
         self._read_model.commit(self.state)
         self._committed = time.monotonic()
+        if self._snapshots is not None:
+            self._snapshots.committed(self.state, self._broker)
         metrics.LOG_POSITION.set(self.state.position)
         metrics.TERM.set(self.state.term)
         metrics.PROJECTOR_LAG.set(self.lag)

@@ -20,6 +20,7 @@ from magnetar_common.errors import LogError
 from magnetar_common.evolve import fold
 from magnetar_common.log import LogRecord
 from magnetar_common.render import canonical, fact_to_dict, plain, server_to_dict
+from magnetar_common.snapshot import Header, Snapshots, Unusable
 from magnetar_common.state import State
 from magnetar_common.status import model_status
 from magnetar_events import ENTRY
@@ -79,12 +80,14 @@ class ReadModel:
     Args:
         path: of the file, made if it is not there; ``:memory:`` = in memory.
         busy_timeout_s: seconds to wait for another process that has it locked.
+        snapshots: shorten the way to a state.
 
     Raises:
         sqlite3.Error: the file cannot be reached (locked, not permitted); it is left alone.
     """
 
-    def __init__(self, path: str | Path, *, busy_timeout_s: float = 5.0) -> None:
+    def __init__(self, path: str | Path, *, busy_timeout_s: float = 5.0, snapshots: Snapshots | None = None) -> None:
+        self._snapshots = snapshots
         self._busy_timeout_s = busy_timeout_s
         self._path = str(path)
         self._lock = threading.RLock()
@@ -230,20 +233,34 @@ class ReadModel:
             after = rows[-1][0]
 
     def refold(self, to: int | None = None) -> State:
-        """Return the state up to and including a position (the last, if None), from the stored entries alone.
+        """Return the state up to and including a position (the last, if None), from the stored entries.
+
+        What the newest snapshot of them has is not folded again.
 
         Raises:
             ReadModelBroken: the stored entries are not the log that they should be.
         """
-        state, last = State(), self._last(to)
+        last = self._last(to)
+        state = self._from_snapshot(last) or State()
         try:
-            for record in self.records(last):
+            for record in self.records(last, after=state.position):
                 fold(state, record.entry, str(record.message_id))
         except (LogError, Undecodable) as error:
             raise ReadModelBroken(f"stored entries cannot be folded: {error}") from error
         if state.position != last:
             raise ReadModelBroken(f"entries end at {state.position} and should reach {last}")
         return state
+
+    def _from_snapshot(self, last: int) -> State | None:
+        if self._snapshots is None or last < 0:
+            return None
+
+        def check(header: Header) -> None:
+            stored = self.place(header.position)
+            if (stored.id, str(stored.message_id)) != (header.entry, header.message_id):
+                raise Unusable(f"it ends with entry {header.entry} in message {header.message_id}, here it is {stored}")
+
+        return self._snapshots.newest(self.place(0).id, check, at_most=last)
 
     def _last(self, to: int | None) -> int:
         if to is not None:

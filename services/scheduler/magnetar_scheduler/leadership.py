@@ -16,6 +16,8 @@ from magnetar_common.bus import Bus, Producer
 from magnetar_common.errors import BusError, BusUnavailable, CannotFence, LogError, TopicHeld
 from magnetar_common.evolve import fold
 from magnetar_common.log import LogReader, LogRecord
+from magnetar_common.metrics import START_ENTRIES
+from magnetar_common.snapshot import Snapshots, beginning
 from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY, schemas
@@ -47,15 +49,23 @@ class Challenger:
         connect: opens a connection of its own for each try.
         folded: called for every entry folded while standing by.
         stopping: whether to give up.
+        snapshots: shorten the way to the end of the log; None = all of it is folded.
     """
 
     def __init__(
-        self, connect: Callable[[], Bus], stopping: Callable[[], bool], folded: Callable[[State], None]
+        self,
+        connect: Callable[[], Bus],
+        stopping: Callable[[], bool],
+        folded: Callable[[State], None],
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._connect = connect
         self._stopping = stopping
         self._folded = folded
+        self._snapshots = snapshots
         self.state = State()
+        self.started_at = -1
+        """Position of the snapshot that it began with; -1 = with none."""
 
     def run(self) -> Mandate | None:
         """Wait until this process holds the log and has read it to its end; None when told to stop.
@@ -65,13 +75,17 @@ class Challenger:
             LogError: the log cannot be followed.
         """
         following = self._connect()
-        reader = LogReader(following, name="magnetar-standby")
+        self.state, after = beginning(self._snapshots, following)
+        self.started_at = self.state.position
+        reader = LogReader(following, after, name="magnetar-standby")
         bus: Bus | None = None
         try:
             for record in reader.stored():  # before the first try: who cannot fold the log must not hold it
                 self._fold(record)
                 if self._stopping():
                     return None
+            START_ENTRIES.set(self.state.position - self.started_at)
+            _log.info("the log is folded", position=self.state.position, snapshot=self.started_at)
             next_try, said = 0.0, False
             while not self._stopping():
                 if time.monotonic() >= next_try:

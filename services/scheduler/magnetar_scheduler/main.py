@@ -18,7 +18,8 @@ from magnetar_common.metrics import LEADER, LOG_POSITION, TERM
 from magnetar_common.ops import Health, OpsServer, configure_logging
 from magnetar_common.registrar import Registrar
 from magnetar_common.schema_registry import SchemaRegistry
-from magnetar_common.settings import BusSettings
+from magnetar_common.settings import BusSettings, SnapshotSettings
+from magnetar_common.snapshot import Snapshots
 from magnetar_common.state import State
 from magnetar_events import ServiceRecord
 from magnetar_events.records import Address
@@ -79,16 +80,22 @@ class _Loop:
         return True, f"{role} at position {self.position}"
 
 
-def run(settings: SchedulerSettings | None = None, bus_settings: BusSettings | None = None) -> int:
+def run(
+    settings: SchedulerSettings | None = None,
+    bus_settings: BusSettings | None = None,
+    snapshot_settings: SnapshotSettings | None = None,
+) -> int:
     """Run until told to stop or deposed; return the process's exit code."""
     settings = settings or SchedulerSettings()
     configure_logging(SERVICE_NAME, json=settings.log_json, level=settings.log_level)
     with Lifecycle() as life:
-        _serve(settings, bus_settings or BusSettings(), life)
+        _serve(settings, bus_settings or BusSettings(), life, snapshot_settings or SnapshotSettings())
     return EXIT_DEPOSED if isinstance(life.error, Deposed) else life.exit_code
 
 
-def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecycle) -> None:
+def _serve(
+    settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecycle, snapshot_settings: SnapshotSettings
+) -> None:
     identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     loop = _Loop()
     health = Health()
@@ -106,6 +113,7 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
         loop.turned = time.monotonic()
         return life.stopping.is_set()
 
+    snapshots = Snapshots.from_settings(snapshot_settings)
     bus = buses.connect(bus_settings)
     life.on_stop("bus", bus.close)
     record = ServiceRecord(
@@ -120,7 +128,7 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
     life.on_stop("registrar", registrar.leave)
     registrar.up()
     LEADER.set(0)
-    mandate = Challenger(lambda: buses.connect(bus_settings), stopping, folded).run()
+    mandate = Challenger(lambda: buses.connect(bus_settings), stopping, folded, snapshots).run()
     if mandate is None:
         return
     registry = SchemaRegistry(bus_settings)
@@ -136,12 +144,17 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
         loop.position = leader.state.position
 
 
-def start(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecycle) -> threading.Thread:
+def start(
+    settings: SchedulerSettings,
+    bus_settings: BusSettings,
+    life: Lifecycle,
+    snapshot_settings: SnapshotSettings | None = None,
+) -> threading.Thread:
     """Run a scheduler on a thread of this process, for tests and notebooks; it ends with ``life``."""
 
     def serve() -> None:
         try:
-            _serve(settings, bus_settings, life)
+            _serve(settings, bus_settings, life, snapshot_settings or SnapshotSettings(url=""))
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for the lifecycle
             life.fail(error)
 
