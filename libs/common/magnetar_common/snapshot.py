@@ -121,6 +121,7 @@ class Snapshot:
             if read["format"] != FORMAT:
                 raise Unusable(f"it has format {read['format']}, this software reads {FORMAT}")
             header: Header = from_wire(Header)(read)
+            _ = MessageId.parse(header.message_id), MessageId.parse(header.before)
         except (ValueError, LookupError, TypeError) as error:
             raise Unusable(f"it is damaged: its header cannot be read ({type(error).__name__})") from error
         if header.fold_version > FOLD_VERSION:
@@ -226,6 +227,8 @@ class Snapshots:
                 continue
             try:
                 snapshot = self._read(path)
+                if (snapshot.header.log, snapshot.header.position) != (log, position):
+                    raise Unusable(f"it is of log {snapshot.header.log}, position {snapshot.header.position}")  # noqa: TRY301
                 check(snapshot.header)
                 return snapshot.state()
             except Unusable as error:

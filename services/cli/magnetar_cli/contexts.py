@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
+from pydantic_settings import BaseSettings
 
 from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import to_yaml
@@ -129,9 +130,9 @@ def bus_settings() -> BusSettings:
         raise Misused(f"the settings of the broker are not valid: {_first(error)}") from error
 
 
-def export(settings: BusSettings) -> None:
-    """Put the settings into this process's environment, where services look for them."""
-    prefix = str(BusSettings.model_config.get("env_prefix", ""))
+def export(settings: BaseSettings) -> None:
+    """Put settings into this process's environment, where services look for them."""
+    prefix = str(settings.model_config.get("env_prefix", ""))
     for field, value in settings.model_dump().items():
         os.environ[f"{prefix}{field.upper()}"] = str(value)
     os.environ.pop(CONTEXT, None)

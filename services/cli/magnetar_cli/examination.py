@@ -27,6 +27,9 @@ _CLOCK_MS = 1_000
 
 _SCHEDULER = "magnetar-scheduler"
 _PATIENCE_S = 5.0
+_LONG = 100_000
+"""A log of more entries than this takes seconds to fold: to start from a snapshot is worth it."""
+
 _LAG = 1_000
 """Messages that wait; more are not counted."""
 
@@ -92,7 +95,7 @@ def log_health(log: Following) -> Iterator[Finding]:
 
 
 def leadership(log: Following) -> Iterator[Finding]:
-    """Who leads: the log names it, it is registered, and it says so itself."""
+    """Who leads, and how it started: the log names it, it is registered, and it says so itself."""
     state = log.state
     if not state.term:
         yield Finding("leader", BAD, "nobody ever led", "magnetar scheduler")
@@ -106,11 +109,14 @@ def leadership(log: Following) -> Iterator[Finding]:
         return
     url = f"http://{found[0].address.host}:{found[0].address.port}/readyz"
     try:
-        said = httpx.get(url, timeout=_PATIENCE_S, trust_env=False).json()["checks"]["role"]["detail"]
+        checks = httpx.get(url, timeout=_PATIENCE_S, trust_env=False).json()["checks"]
     except httpx.TransportError as error:
         yield Finding("leader", DOUBTFUL, f"{detail}; no answer at {url}: {error}", "is the scheduler running?")
         return
+    said, start = checks["role"]["detail"], checks["start"]["detail"]
     yield Finding("leader", GOOD if said.startswith("leading") else BAD, f"{detail}; it says: {said}")
+    slow = state.position > _LONG and start.endswith("no snapshot")
+    yield Finding("start", DOUBTFUL if slow else GOOD, start, "set MAGNETAR_SNAPSHOTS_URL" if slow else "")
 
 
 def lags(log: Following) -> Iterator[Finding]:

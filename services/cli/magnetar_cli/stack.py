@@ -24,7 +24,7 @@ from magnetar_common import topic_policies
 from magnetar_common.admin import Admin
 from magnetar_common.brokers import RunningBroker, embedded, jvm
 from magnetar_common.brokers.ports import free_ports
-from magnetar_common.settings import BusSettings
+from magnetar_common.settings import BusSettings, SnapshotSettings
 
 MARK = "MAGNETAR_STACK"
 """Environment variable that every process of a stack carries, to tell afterwards whether one is left."""
@@ -190,7 +190,9 @@ class Stack:
         broker = {
             f"MAGNETAR_PULSAR_{name.upper()}": str(value) for name, value in self.bus_settings.model_dump().items()
         }
-        return {**broker, CONTEXT: ""}  # one that is named in our environment would come first
+        snapshots = SnapshotSettings().url or f"file://{self._data / 'snapshots'}"
+        # A context that is named in our environment would come first.
+        return {**broker, "MAGNETAR_SNAPSHOTS_URL": snapshots, CONTEXT: ""}
 
     def _wait_ready(self, stopping: threading.Event) -> None:
         deadline = time.monotonic() + _READY_S

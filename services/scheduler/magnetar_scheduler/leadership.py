@@ -64,8 +64,8 @@ class Challenger:
         self._folded = folded
         self._snapshots = snapshots
         self.state = State()
-        self.started_at = -1
-        """Position of the snapshot that it began with; -1 = with none."""
+        self.start = "the log is being folded"
+        """How it got to the end of the log, for people."""
 
     def run(self) -> Mandate | None:
         """Wait until this process holds the log and has read it to its end; None when told to stop.
@@ -76,7 +76,7 @@ class Challenger:
         """
         following = self._connect()
         self.state, after = beginning(self._snapshots, following)
-        self.started_at = self.state.position
+        snapshot = self.state.position
         reader = LogReader(following, after, name="magnetar-standby")
         bus: Bus | None = None
         try:
@@ -84,8 +84,7 @@ class Challenger:
                 self._fold(record)
                 if self._stopping():
                     return None
-            START_ENTRIES.set(self.state.position - self.started_at)
-            _log.info("the log is folded", position=self.state.position, snapshot=self.started_at)
+            self._started(snapshot)
             next_try, said = 0.0, False
             while not self._stopping():
                 if time.monotonic() >= next_try:
@@ -111,6 +110,13 @@ class Challenger:
             if bus is not None:
                 bus.close()
         return None
+
+    def _started(self, snapshot: int) -> None:
+        entries = self.state.position - snapshot
+        after = f"after the snapshot of position {snapshot}" if snapshot >= 0 else "with no snapshot"
+        self.start = f"{entries} entries were folded {after}"
+        START_ENTRIES.set(entries)
+        _log.info("the log is folded", entries=entries, snapshot=snapshot)
 
     def _hold(self, bus: Bus) -> Producer | None:
         try:

@@ -128,7 +128,9 @@ def _serve(
     life.on_stop("registrar", registrar.leave)
     registrar.up()
     LEADER.set(0)
-    mandate = Challenger(lambda: buses.connect(bus_settings), stopping, folded, snapshots).run()
+    challenger = Challenger(lambda: buses.connect(bus_settings), stopping, folded, snapshots)
+    health.add("start", lambda: (True, challenger.start))
+    mandate = challenger.run()
     if mandate is None:
         return
     registry = SchemaRegistry(bus_settings)

@@ -13,9 +13,10 @@ from pydantic_settings import BaseSettings
 from typer.core import TyperGroup
 
 from magnetar_cli import contexts, options
-from magnetar_common.settings import BusSettings
+from magnetar_common.settings import BusSettings, SnapshotSettings
 
 _BUS = "pulsar_"
+_SNAPSHOTS = "snapshots_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,14 @@ class Service:
         settings: module of its settings class.
         cls: name of that class.
         summary: what it does.
+        snapshots: whether it has to do with snapshots.
     """
 
     module: str
     settings: str
     cls: str
     summary: str
+    snapshots: bool = False
 
 
 SERVICES = {
@@ -41,6 +44,7 @@ SERVICES = {
         "magnetar_scheduler.main",
         "SchedulerSettings",
         "Run a scheduler: it leads, or stands by. Exit code 75: it was deposed; start it again.",
+        snapshots=True,
     ),
     "registry": Service(
         "magnetar_registry.main",
@@ -53,6 +57,7 @@ SERVICES = {
         "magnetar_projector.main",
         "ProjectorSettings",
         "Run a projector: follows the log into a read model, and answers over HTTP.",
+        snapshots=True,
     ),
     "agent": Service(
         "magnetar_agent.main",
@@ -85,6 +90,8 @@ def command_of(name: str, service: Service) -> Any:
         bus = contexts.bus_settings().model_dump()
         given = {field: value for field in bus if (value := values[f"{_BUS}{field}"]) is not None}
         contexts.export(BusSettings(**{**bus, **given}))
+        if service.snapshots:
+            contexts.export(options.settings_of(SnapshotSettings, values, prefix=_SNAPSHOTS))
         settings = options.settings_of(cls, values)
         raise typer.Exit(importlib.import_module(service.module).run(settings))
 
@@ -93,6 +100,7 @@ def command_of(name: str, service: Service) -> Any:
     taken: list[inspect.Parameter] = [
         *options.parameters(cls),
         *options.parameters(BusSettings, prefix=_BUS, environment=False),
+        *(options.parameters(SnapshotSettings, prefix=_SNAPSHOTS) if service.snapshots else ()),
     ]
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name)(options.command(run, taken))
