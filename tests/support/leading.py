@@ -8,6 +8,8 @@ from typing import TypeVar
 
 from magnetar_common.bus import Bus, Message
 from magnetar_common.errors import MagnetarError
+from magnetar_common.snapshot import Snapshots
+from magnetar_common.state import State
 from magnetar_scheduler.leader import Leader
 from magnetar_scheduler.leadership import Challenger
 
@@ -59,9 +61,11 @@ def leading(
     *,
     identity: str = "test",
     resolve: Callable[[Message], Message] = lambda message: message,
+    snapshots: Snapshots | None = None,
+    folded: Callable[[State], None] = lambda _: None,
 ) -> Iterator[Led]:
     """Stand by, lead, and stop leading at the end."""
-    mandate = Challenger(connect, lambda: False, lambda _: None).run()
+    mandate = Challenger(connect, lambda: False, folded, snapshots).run()
     assert mandate is not None
     leader = Leader(mandate, "local", identity, resolve)
     leader.start()
