@@ -9,9 +9,8 @@ import structlog
 from magnetar_common import metrics
 from magnetar_common.bus import EARLIEST, Bus, MessageId
 from magnetar_common.errors import BusUnavailable, LogError
-from magnetar_common.log import LogReader, LogRecord
+from magnetar_common.log import LogReader, LogRecord, first
 from magnetar_common.state import State
-from magnetar_events.entry import BARRIER
 from magnetar_projector.read_model import ReadModel, ReadModelBroken
 from magnetar_projector.snapshots import SnapshotWriter
 
@@ -156,11 +155,7 @@ class Projector:
         """Compare an entry that is stored with the log: another log may be there now, or an older copy of this one."""
         stored = self._read_model.place(position)
         before = self._read_model.place(position - 1).message_id if position else EARLIEST
-        reader = LogReader(self._bus, before, name=_NAME)
-        try:
-            found = next((record for record in reader.stored() if record.entry.position != BARRIER), None)
-        finally:
-            reader.close()
+        found = first(self._bus, lambda record: record.message_id >= stored.message_id, before)
         if found is None or (found.entry.id, found.message_id) != (stored.id, stored.message_id):
             there = f"entry {found.entry.id} in message {found.message_id}" if found else "nothing"
             raise ReadModelBroken(
