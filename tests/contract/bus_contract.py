@@ -198,6 +198,24 @@ class BusContract:
 
         assert read_one(reader).payload == b"after"
 
+    def test_the_last_id_is_that_of_the_last_message_or_untold(self, bus: Bus, topic: str) -> None:
+        """A reader opened after it sees what is sent next; of an empty topic it is the start."""
+        producer = bus.producer(topic, batching=True)
+        if bus.last_id(topic) is None:
+            return  # as the embedded broker
+        assert bus.last_id(topic) == EARLIEST
+        acks = Acks()
+        for n in range(3):
+            producer.send_async(f"{n}".encode(), acks)
+
+        last = acks.wait(3)[-1]
+
+        assert bus.last_id(topic) == last
+        assert isinstance(last, MessageId)
+        reader = bus.reader(topic, last)
+        producer.send(b"next")
+        assert read_one(reader).payload == b"next"
+
     def test_a_read_without_a_message_returns_none(self, bus: Bus, topic: str) -> None:
         """Reading an empty topic gives None, at once or in time; a message that comes while it waits ends the wait."""
         producer, reader = bus.producer(topic), bus.reader(topic)

@@ -107,7 +107,7 @@ def _metrics() -> str:
             for path in (ROOT / "services").glob("*/*/**/*.py")
             if re.search(rf"\b{name}\b", path.read_text()) and "metrics" in path.read_text()
         }
-        return ", ".join(sorted(found - {"cli"})) or "all that register or watch"
+        return ", ".join(sorted(found - {"cli"})) or "all that read, register or watch"
 
     rows = (
         (f"`{sample.name}{'_total' if sample.type == 'counter' else ''}`", sample.type, labels, users(name), help_)

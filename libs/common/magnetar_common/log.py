@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from magnetar_common.bus import EARLIEST, Bus, MessageId
+from magnetar_common.bus.follower import Follower
 from magnetar_common.errors import BusUnavailable, LogTooNew, LogUnreadable
 from magnetar_common.evolve import fold
 from magnetar_common.state import State
@@ -37,10 +38,7 @@ class LogReader:
     """
 
     def __init__(self, bus: Bus, after: MessageId = EARLIEST, name: str = "log") -> None:
-        self._bus = bus
-        self._name = name
-        self.last = after
-        self._reader = bus.reader(STATE_CHANGES.name, after, name=name)
+        self._follower = Follower(bus, STATE_CHANGES.name, after, name=name)
 
     def read(self, timeout: float) -> LogRecord | None:
         """Return the next entry (a barrier too), or None when none came within ``timeout`` seconds.
@@ -48,14 +46,8 @@ class LogReader:
         Raises:
             LogUnreadable: a message is not an entry.
             LogTooNew: it holds a kind of fact that this version does not know.
-            BusUnavailable: the broker is away and could not be reopened; call again.
         """
-        try:
-            message = self._reader.read(timeout)
-        except BusUnavailable:
-            self._reader.close()
-            self._reader = self._bus.reader(STATE_CHANGES.name, self.last, name=self._name)
-            return None
+        message = self._follower.read(timeout)
         if message is None:
             return None
         fingerprint = message.properties.get(FINGERPRINT, "")
@@ -70,12 +62,15 @@ class LogReader:
                 f"message {message.id} of the log is not an entry ({error}); "
                 "only the leading scheduler may write here: find out who did"
             ) from error
-        self.last = message.id
         return LogRecord(entry, message.id, message.payload, fingerprint)
 
     def at_end(self) -> bool:
         """Whether the broker says that nothing more is stored right now. Never proof: only a barrier is."""
-        return self._reader.at_end()
+        return self._follower.at_end()
+
+    def check(self) -> tuple[bool, str]:
+        """Return (moving, why), for ``/readyz``."""
+        return self._follower.check()
 
     def stored(self, patience: float = 5.0) -> Iterator[LogRecord]:
         """Yield what is stored now, up to the end as the broker tells it.
@@ -94,9 +89,14 @@ class LogReader:
                 raise BusUnavailable(f"the log has more after {self.last}, and the broker does not send it")
             yield record
 
+    @property
+    def last(self) -> MessageId:
+        """Place of the last message that was read."""
+        return self._follower.last
+
     def close(self) -> None:
         """Stop reading."""
-        self._reader.close()
+        self._follower.close()
 
 
 def first(bus: Bus, wanted: Callable[[LogRecord], bool], after: MessageId = EARLIEST) -> LogRecord | None:

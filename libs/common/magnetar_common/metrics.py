@@ -14,6 +14,13 @@ DECISIONS = Counter("magnetar_decisions_total", "Inputs decided.", ["outcome", "
 REPLICAS = Gauge("magnetar_replicas", "Replicas by state.", ["state"])
 ILLEGAL_FACTS = Gauge("magnetar_illegal_facts", "Facts in the log that the transition table forbids.")
 
+READER_REOPENED = Counter("magnetar_reader_reopened_total", "Readers opened anew.", ["topic", "reason"])
+READER_PROGRESS = Gauge(
+    "magnetar_reader_seconds_since_progress",
+    "Seconds since a message came or the broker said that there was none.",
+    ["topic"],
+)
+
 LEASE_AGE = Gauge("magnetar_lease_age_seconds", "Silence of the instance that was not heard for longest.")
 SUSPECTED = Gauge("magnetar_leases_suspected", "Instances silent for longer than their lease and not evicted yet.")
 HOLDING = Gauge("magnetar_leases_holding", "1 while something keeps suspicions from being acted on.")

@@ -18,12 +18,12 @@ from typing import Generic, NamedTuple, TypeVar
 import structlog
 
 from magnetar_common.bus.base import EARLIEST, Bus, Message, MessageId, Reader
+from magnetar_common.bus.follower import STALLED_S, Backoff, Progress
+from magnetar_common.errors import BusError
+from magnetar_common.topics import kind_of
 
 SWEEP_S = 60.0
 """Seconds from one pass to the next; within it a key whose tombstone was missed is gone."""
-
-BACKOFF_S = (0.1, 5.0)
-"""Seconds between attempts to reopen: from, doubling up to."""
 
 POLL_S = 0.2
 """Seconds that a read may wait: how soon the view notices that it is to close or to begin a pass."""
@@ -87,8 +87,9 @@ class TableView(Generic[T]):
         self._last = EARLIEST
         self._started = 0
         self._complete = 0
-        self._progress = time.monotonic()
-        self._behind_since: float | None = self._progress
+        self._progress = Progress(topic)
+        self._interrupted = ""
+        self._behind_since: float | None = time.monotonic()
         # Two locks, so that a slow listener never delays `get`: listeners are called under `_order` alone.
         self._order = threading.RLock()
         self._table = threading.Lock()
@@ -167,10 +168,12 @@ class TableView(Generic[T]):
         since = self._behind_since
         return 0.0 if since is None else time.monotonic() - since
 
-    @property
-    def last_progress(self) -> float:
-        """When the view's thread last came round with the broker reached, on the clock of ``time.monotonic``."""
-        return self._progress
+    def check(self) -> tuple[bool, str]:
+        """Return (following, why), for ``/readyz``: a short lag is none."""
+        where = kind_of(self.topic)
+        if (lag := self.lag) > STALLED_S:
+            return False, f"{where} has not been caught up for {lag:.1f} s; {self._interrupted}".rstrip("; ")
+        return True, f"{where} has {len(self)} keys"
 
     def close(self) -> None:
         """Stop following. What is in the table stays readable. Idempotent."""
@@ -185,8 +188,7 @@ class TableView(Generic[T]):
         self.close()
 
     def _run(self) -> None:
-        shortest, longest = BACKOFF_S
-        wait = shortest
+        backoff = Backoff()
         try:
             while not self._closing.is_set():
                 passes = self.passes
@@ -194,10 +196,15 @@ class TableView(Generic[T]):
                     self._pass()
                 except Exception as error:  # noqa: BLE001 - a view that ended would say for ever what was true once
                     self.interruptions += 1
+                    self._interrupted = str(error)
                     self._behind()
-                    wait = shortest if self.passes > passes else min(2 * wait, longest)
-                    _log.warning("table view interrupted", topic=self.topic, error=str(error), again_in_s=wait)
-                    self._closing.wait(wait * random.uniform(0.5, 1.0))  # noqa: S311 - spreads retries, guards nothing
+                    if self.passes > passes:
+                        backoff.reset()
+                    wait = backoff.seconds()
+                    _log.warning(
+                        "table view interrupted", topic=self.topic, error=str(error), again_in_s=round(wait, 1)
+                    )
+                    self._closing.wait(wait)
         finally:
             self._behind()
 
@@ -206,9 +213,13 @@ class TableView(Generic[T]):
             self._started += 1
             self._resync.clear()
         reader = self._bus.reader(self.topic, EARLIEST, compacted=True, name="table-view")
+        self._progress.opened()
         try:
             if self._read_to_end(reader):
                 self._follow(reader)
+        except BusError as error:
+            self._progress.broken(error)
+            raise
         finally:
             reader.close()
 
@@ -233,9 +244,10 @@ class TableView(Generic[T]):
                     self._behind()
                 message = reader.read(0.02)
             if message is None:
+                self._progress.examine(reader)
                 continue
             last = message.id
-            self._progress = time.monotonic()
+            self._progress.moved()
             if message.id > known:
                 if known > EARLIEST:
                     self._reconcile(seen, known)
@@ -276,9 +288,11 @@ class TableView(Generic[T]):
                 else:
                     self._behind()
                 message = reader.read(POLL_S)
+                if message is None:
+                    self._progress.examine(reader)
             now = time.monotonic()
             if message is not None:
-                self._progress = now
+                self._progress.moved()
                 self._last = message.id
                 self._apply(message)
                 if now - drained > BUSY_S:
@@ -330,7 +344,6 @@ class TableView(Generic[T]):
             _log.exception("table view listener failed", topic=self.topic, key=key)
 
     def _caught_up(self) -> None:
-        self._progress = time.monotonic()
         self._behind_since = None
 
     def _behind(self) -> None:

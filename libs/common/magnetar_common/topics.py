@@ -66,6 +66,12 @@ def commands_topic(server: str, replica: int) -> str:
     return f"{COMMANDS.name}{server}-{replica}"
 
 
+def kind_of(name: str) -> str:
+    """Return what a topic is called in metrics and checks: its name, or its family's."""
+    short = name.rpartition("/")[2]
+    return "commands" if short.startswith("commands-") else short
+
+
 def under(tenant: str, name: str) -> str:
     """Return the name that one of Magnetar's topics has under another Pulsar tenant than ``magnetar``."""
     return name.replace("persistent://magnetar/", f"persistent://{tenant}/", 1)

@@ -23,8 +23,9 @@ from magnetar_agent.reporter import Reporter
 from magnetar_agent.serialised import Serialised
 from magnetar_agent.text import line
 from magnetar_agent.threads import Failed, guarded
-from magnetar_common.bus import LATEST, Bus, Message, MessageId, Reader
-from magnetar_common.errors import BusError, MagnetarError
+from magnetar_common.bus import LATEST, Bus, Message
+from magnetar_common.bus.follower import Follower
+from magnetar_common.errors import MagnetarError
 from magnetar_common.metrics import DEVICE_MEMORY
 from magnetar_common.topics import commands_topic
 from magnetar_events import COMMAND, AgentEvent, ServiceRecord
@@ -95,7 +96,6 @@ class Agent:
         pids: Callable[[], tuple[int, ...]] = tuple,
     ) -> None:
         self._failed = failed
-        self._bus = bus
         self._info = info
         self._adapter = adapter
         self._devices = devices
@@ -103,9 +103,7 @@ class Agent:
         self._pids = pids
         self._reading = threading.Lock()
         self._stopping = threading.Event()
-        self._topic = commands_topic(info.server, info.replica)
-        self._after: MessageId = LATEST
-        self._reader: Reader = bus.reader(self._topic, LATEST, name="magnetar-agent")
+        self._commands = Follower(bus, commands_topic(info.server, info.replica), LATEST, name="magnetar-agent")
         self._ledger = Ledger(info.incarnation)
         self._work: Serialised[VersionKey] = Serialised(options.load_concurrency, failed)
         self._operations = Operations(
@@ -147,29 +145,15 @@ class Agent:
             _log.warning("operations were abandoned", running=self._work.running)
         self._inventory.close()
         self._reporter.close()
-        self._reader.close()
+        self._commands.close()
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         while not self._stopping.is_set():
-            try:
-                message = self._reader.read(POLL_S)
-            except BusError as error:
-                _log.warning("commands are out of reach", error=str(error))
-                self._stopping.wait(POLL_S)
-                self._reopen()
-                continue
+            message = self._commands.read(POLL_S)
             if message is not None:
-                self._after = message.id
                 self._receive(message)
-
-    def _reopen(self) -> None:
-        self._reader.close()
-        try:
-            self._reader = self._bus.reader(self._topic, self._after, name="magnetar-agent")
-        except BusError as error:
-            _log.warning("commands are still out of reach", error=str(error))
 
     def _receive(self, message: Message) -> None:
         try:
@@ -246,6 +230,10 @@ class Agent:
     def check_server(self) -> tuple[bool, str]:
         """Return whether the server answers, for ``/readyz``."""
         return self.serving, "the server answers" if self.serving else "the server does not answer"
+
+    def check_commands(self) -> tuple[bool, str]:
+        """Return whether commands reach this agent, for ``/readyz``."""
+        return self._commands.check()
 
     def check_reports(self) -> tuple[bool, str]:
         """Return whether reports reach the broker, for ``/readyz``."""

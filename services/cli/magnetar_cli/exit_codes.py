@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     BROKER_UNREACHABLE = 6
     """No broker answers where the context says that one is."""
     DEPOSED = 75
-    """A scheduler that led and no longer does (EX_TEMPFAIL): start it again, and it stands by."""
+    """A scheduler that led and no longer does, or lost the broker (EX_TEMPFAIL): start it again, and it stands by."""
     INTERRUPTED = 130
     """Ctrl-C."""
 

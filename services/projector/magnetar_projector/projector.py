@@ -127,6 +127,8 @@ class Projector:
             return False, f"halted: {self.halted}"
         if self._unreachable:
             return False, f"the log cannot be reached: {self._unreachable}"
+        if (reader := self._reader) is not None and not (moving := reader.check())[0]:
+            return moving
         where = f"at position {self.state.position}"
         if self.caught_up or (self.state.position >= 0 and self.lag <= MAX_LAG_S):
             return True, where

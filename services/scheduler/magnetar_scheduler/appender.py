@@ -8,6 +8,9 @@ from collections.abc import Callable
 from magnetar_common.bus import MessageId, Producer
 from magnetar_common.errors import BusError, Deposed
 
+FRESH_S = 5.0
+"""No effect is sent unless an append that was begun within this time (seconds) is acknowledged."""
+
 ACK_TIMEOUT_S = 10.0
 """An append unacknowledged for this long (seconds) ends the leadership."""
 
@@ -31,8 +34,10 @@ class Appender:
         self._failure: BusError | None = None
         self.acknowledged = -1
         """Position of the last entry that is stored."""
-        self.last_acknowledgement = time.monotonic()
-        """When the broker last acknowledged an append (monotonic seconds)."""
+        self.proven = time.monotonic()
+        """When the newest acknowledged append was begun (monotonic seconds): then, at least, the log was ours. An
+        acknowledgement may have waited for us, as when this process was stopped, and proves nothing of when it is read.
+        """
 
     def append(self, position: int, payload: bytes, properties: dict[str, str]) -> None:
         """Queue one entry; blocks while the client's queue is full.
@@ -49,9 +54,8 @@ class Appender:
                 if isinstance(result, BusError):
                     self._failure = self._failure or result
                 elif self._failure is None:
-                    self._pending.popleft()
+                    _, self.proven = self._pending.popleft()
                     self.acknowledged = position
-                    self.last_acknowledgement = time.monotonic()
             self._on_acknowledged()
 
         self._producer.send_async(payload, stored, properties=properties)
@@ -62,8 +66,18 @@ class Appender:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the last acknowledgement."""
-        return time.monotonic() - self.last_acknowledgement
+        """Seconds since the newest acknowledged append was begun."""
+        return time.monotonic() - self.proven
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the log has proven to be ours a moment ago."""
+        return self.idle_s <= FRESH_S
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an append is not acknowledged yet."""
+        return bool(self._pending)
 
     def check(self) -> None:
         """See that the leadership still stands.

@@ -1,6 +1,7 @@
 """The leader's loop: take the next input, decide, append one entry, fold it, and once it is stored act on it."""
 
 import queue
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -49,14 +50,14 @@ TICK_S = 0.25
 DISCONNECTED_S = 2.0
 """The log's producer may be without a connection for this long (seconds) before the leadership is given up."""
 
-FRESH_S = 5.0
-"""No effect is sent unless an append was acknowledged within this time (seconds)."""
-
 ALIVE_S = 60.0
 """An idle leader appends ``LeaderAlive`` this often (seconds)."""
 
 ROUTES_S = 60.0
 """The routes topic is compared with the state this often (seconds)."""
+
+ROUTE_LOST_S = 1.0
+"""… and this soon (seconds) after a route could not be published."""
 
 ANCHOR_S = 10.0
 """What the log has handled is let go of on the input topics this often (seconds)."""
@@ -113,7 +114,8 @@ class Leader:
         self._next_tick = 0.0
         self._next_routes = 0.0
         self._next_anchor = self._began + ANCHOR_S
-        outbox = Outbox(self._bus, frozenset({ROUTES.name}))
+        self._lost_routes = threading.Event()
+        outbox = Outbox(self._bus, ROUTES.name, self._lost_routes.set)
         self._dispatch = Dispatch(self.state, self.term, outbox)
         self._pumps: list[Pump] = []
         self._anchors: dict[str, Anchor] = {}
@@ -178,7 +180,7 @@ class Leader:
             self._hear(item, now)
         elif item is _ACKNOWLEDGED:
             self._appender.check()
-            self._dispatch.act(self._appender.acknowledged)
+            self._act()
         elif isinstance(item, Exception):
             raise Deposed(f"an input could not be followed: {type(item).__name__}: {item}") from item
         self._due_timers()
@@ -187,6 +189,15 @@ class Leader:
             self._tick(now)
         if self._inbox.empty():
             self._appender.flush()
+
+    def check(self) -> tuple[bool, str]:
+        """Return whether all that is followed moves and effects are sent, and what does not, for ``/readyz``."""
+        views = (self._published, self._watch.view if self._watch else None)
+        checks = [followed.check() for followed in (*self._pumps, *views) if followed is not None]
+        if self._dispatch.behind and not self._appender.fresh:
+            checks.append((False, f"effects are held: the log last proved ours {self._appender.idle_s:.1f} s ago"))
+        stalled = [why for ok, why in checks if not ok]
+        return not stalled, "; ".join(stalled or (why for _, why in checks))
 
     def close(self) -> None:
         """Release everything, the log first: the sooner another may lead, the better."""
@@ -312,23 +323,44 @@ class Leader:
         for source in self._watch.tick(now):
             self._decide(source, understand(source))
         self._send_again()
-        published = self._published
-        if published is not None and published.passes and now >= self._next_routes and not self._dispatch.behind:
-            self._next_routes = now + ROUTES_S
-            self._dispatch.compare_routes(dict(published.items()))
+        self._compare_routes(now)
         if now >= self._next_anchor:
             self._next_anchor = now + ANCHOR_S
             self._advance_anchors()
-        if self._appender.idle_s > ALIVE_S and not self._dispatch.behind:
-            self._decide(Input("leader"), Alive(self.term))
+        if self._appender.idle_s > ALIVE_S:
+            self._prove()
         self._measure()
 
+    def _act(self) -> None:
+        """Send what the stored entries ask for, if the log has proven to be ours a moment ago; else let it prove it."""
+        if self._appender.fresh:
+            self._dispatch.act(self._appender.acknowledged)
+        elif self._dispatch.behind:
+            self._prove()
+
     def _send_again(self) -> None:
-        """Send what is still outstanding after a while; after an idle time, only once the log has proven to be ours."""
         overdue = self._dispatch.overdue(self.state.policy.resend_ms / 1000)
-        if overdue and self._appender.idle_s <= FRESH_S:
+        if overdue and self._appender.fresh:
             self._dispatch.send_again(overdue, self._appender.acknowledged)
-        elif overdue and not self._dispatch.behind:
+        elif overdue:
+            self._prove()
+
+    def _compare_routes(self, now: float) -> None:
+        if self._lost_routes.is_set():
+            self._lost_routes.clear()
+            self._next_routes = min(self._next_routes, now + ROUTE_LOST_S)
+        published = self._published
+        if published is None or not published.passes or now < self._next_routes or self._dispatch.behind:
+            return
+        if self._appender.fresh:
+            self._next_routes = now + ROUTES_S
+            self._dispatch.compare_routes(dict(published.items()))
+        else:
+            self._prove()
+
+    def _prove(self) -> None:
+        """Append something, unless something is on its way: its acknowledgement is the proof that the log is ours."""
+        if not self._appender.waiting:
             self._decide(Input("leader"), Alive(self.term))
 
     def _advance_anchors(self) -> None:

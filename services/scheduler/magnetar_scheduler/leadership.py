@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from magnetar_common.bus import Bus, Producer
-from magnetar_common.errors import BusError, BusUnavailable, CannotFence, LogError, TopicHeld
+from magnetar_common.errors import BusError, CannotFence, LogError, TopicHeld
 from magnetar_common.evolve import fold
 from magnetar_common.log import LogReader, LogRecord
 from magnetar_common.metrics import START_ENTRIES
@@ -29,7 +29,7 @@ POLL_S = (0.3, 0.7)
 """A challenger tries again after a time between these (seconds)."""
 
 BARRIER_S = 30.0
-"""The barrier is read back within this time (seconds), or the leadership is given up."""
+"""The barrier is read back within this time (seconds), or the hold is given up."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,6 @@ class Mandate:
     bus: Bus
     producer: Producer
     state: State
-    reader: LogReader
 
 
 class Challenger:
@@ -63,6 +62,7 @@ class Challenger:
         self._stopping = stopping
         self._folded = folded
         self._snapshots = snapshots
+        self._reader: LogReader | None = None
         self.state = State()
         self.start = "the log is being folded"
         """How it got to the end of the log, for people."""
@@ -77,7 +77,7 @@ class Challenger:
         following = self._connect()
         self.state, after = beginning(self._snapshots, following)
         snapshot = self.state.position
-        reader = LogReader(following, after, name="magnetar-standby")
+        reader = self._reader = LogReader(following, after, name="magnetar-standby")
         bus: Bus | None = None
         try:
             for record in reader.stored():  # before the first try: who cannot fold the log must not hold it
@@ -90,9 +90,8 @@ class Challenger:
                 if time.monotonic() >= next_try:
                     bus = self._connect()
                     producer = self._hold(bus)
-                    if producer is not None:
-                        self._read_to_barrier(reader, producer)
-                        mandate = Mandate(bus, producer, self.state, reader)
+                    if producer is not None and self._read_to_barrier(reader, producer):
+                        mandate = Mandate(bus, producer, self.state)
                         bus = None
                         return mandate
                     bus.close()
@@ -118,6 +117,10 @@ class Challenger:
         START_ENTRIES.set(entries)
         _log.info("the log is folded", entries=entries, snapshot=snapshot)
 
+    def check(self) -> tuple[bool, str]:
+        """Return (following, why), for ``/readyz``."""
+        return self._reader.check() if self._reader is not None else (False, "the log is not open yet")
+
     def _hold(self, bus: Bus) -> Producer | None:
         try:
             return bus.producer(
@@ -139,22 +142,29 @@ class Challenger:
             _log.warning("cannot challenge for the leadership", error=str(error))
             return None
 
-    def _read_to_barrier(self, reader: LogReader, producer: Producer) -> None:
-        """Append a marker and fold until it comes back: only that is the end of the log, a time-out never is."""
+    def _read_to_barrier(self, reader: LogReader, producer: Producer) -> bool:
+        """Append a marker and fold until it comes back: only that is the end of the log, a time-out never is.
+
+        Return whether it did; if not, the hold is of no use, and is to be let go of.
+        """
         nonce = uuid.uuid4().hex
         marker = Entry(nonce, BARRIER, self.state.term, 0, 0, FOLD_VERSION, Input("barrier"))
-        properties = {**ENTRY.properties, "kinds": "Barrier"}
-        producer.send(ENTRY.encode(marker), properties=properties)
+        try:
+            producer.send(ENTRY.encode(marker), properties={**ENTRY.properties, "kinds": "Barrier"})
+        except BusError as error:
+            _log.warning("lost the leadership while taking it up", error=str(error))
+            return False
         deadline = time.monotonic() + BARRIER_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._stopping():
             record = reader.read(0.5)
             if record is None:
                 continue
             deadline = time.monotonic() + BARRIER_S  # it is the silence that is limited, not the length of the log
             if record.entry.id == nonce:
-                return
+                return True
             self._fold(record)
-        raise BusUnavailable(f"the barrier on the log did not come back within {BARRIER_S} s")
+        _log.warning("the barrier on the log did not come back", within_s=BARRIER_S)
+        return False
 
     def _fold(self, record: LogRecord) -> None:
         if fold(self.state, record.entry, str(record.message_id)):

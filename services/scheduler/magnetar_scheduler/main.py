@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from magnetar_common import __version__
 from magnetar_common import bus as buses
-from magnetar_common.errors import Deposed
+from magnetar_common.errors import BusUnavailable, Deposed
 from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.metrics import LEADER, LOG_POSITION, TERM
 from magnetar_common.ops import Health, OpsServer, configure_logging
@@ -28,8 +28,8 @@ from magnetar_scheduler.leadership import Challenger
 
 SERVICE_NAME = "magnetar-scheduler"
 
-EXIT_DEPOSED = 75
-"""Exit code of a scheduler that led and no longer does (EX_TEMPFAIL): start it again, and it stands by."""
+EXIT_TEMPORARY = 75
+"""Exit code (EX_TEMPFAIL) of a scheduler that led and no longer does, or lost the broker: start it again."""
 
 STALLED_S = 15.0
 """A loop that has not turned for this long (seconds) is not alive."""
@@ -90,7 +90,7 @@ def run(
     configure_logging(SERVICE_NAME, json=settings.log_json, level=settings.log_level)
     with Lifecycle() as life:
         _serve(settings, bus_settings or BusSettings(), life, snapshot_settings or SnapshotSettings())
-    return EXIT_DEPOSED if isinstance(life.error, Deposed) else life.exit_code
+    return EXIT_TEMPORARY if isinstance(life.error, (Deposed, BusUnavailable)) else life.exit_code
 
 
 def _serve(
@@ -130,6 +130,7 @@ def _serve(
     LEADER.set(0)
     challenger = Challenger(lambda: buses.connect(bus_settings), stopping, folded, snapshots)
     health.add("start", lambda: (True, challenger.start))
+    health.add("followed", challenger.check)
     mandate = challenger.run()
     if mandate is None:
         return
@@ -138,6 +139,7 @@ def _serve(
     leader = Leader(mandate, settings.cluster, identity, registry.resolve)
     life.on_stop("leader", leader.close)
     leader.start()
+    health.add("followed", leader.check)
     loop.leading = True
     registrar.update(metadata={"role": "leader", "term": str(leader.term), "version": __version__})
     while not life.stopping.is_set():

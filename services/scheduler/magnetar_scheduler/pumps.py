@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from magnetar_common.bus import Bus, Message, MessageId
+from magnetar_common.bus.follower import Follower
 from magnetar_common.errors import BusError
 
 _log = structlog.get_logger(__name__)
@@ -15,14 +16,17 @@ POLL_S = 0.5
 
 
 class Pump:
-    """Reads a topic from a place on; reopens after the last message handed over when the broker was away.
+    """Reads a topic from a place on, whatever the broker does.
 
     Args:
         bus: where the topic is.
         topic: full name.
         after: start after this message.
-        hand_over: takes a message; may block, which slows the pump down.
+        hand_over: takes a message; may block, which slows the pump down, and may raise ``BusError`` to be asked again.
         on_failure: told of an exception that ends the pump.
+
+    Raises:
+        BusError: the topic cannot be opened.
     """
 
     def __init__(
@@ -33,13 +37,12 @@ class Pump:
         hand_over: Callable[[Message], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self.topic = topic
-        self._bus = bus
-        self._after = after
+        self._follower = Follower(bus, topic, after, name="magnetar-scheduler")
         self._hand_over = hand_over
         self._on_failure = on_failure
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"pump of {topic.rpartition('/')[2]}", daemon=True)
+        self.check = self._follower.check
 
     def start(self) -> None:
         """Begin to read."""
@@ -48,26 +51,23 @@ class Pump:
     def close(self) -> None:
         """Stop; what was read and not handed over is read again by whoever comes next."""
         self._stopping.set()
-        self._thread.join(10)
+        if self._thread.is_alive():
+            self._thread.join(10)
+        self._follower.close()
 
     def _run(self) -> None:
         try:
+            message: Message | None = None
             while not self._stopping.is_set():
+                message = message or self._follower.read(POLL_S)
+                if message is None:
+                    continue
                 try:
-                    self._follow()
+                    self._hand_over(message)
                 except BusError as error:
-                    _log.warning("an input topic is out of reach", topic=self.topic, error=str(error))
+                    _log.warning("an input cannot be understood now", topic=message.topic, error=str(error))
                     self._stopping.wait(POLL_S)
+                else:
+                    message = None
         except Exception as error:  # noqa: BLE001 - it ends the process, through the one who asked to be told
             self._on_failure(error)
-
-    def _follow(self) -> None:
-        reader = self._bus.reader(self.topic, self._after, name="magnetar-scheduler")
-        try:
-            while not self._stopping.is_set():
-                message = reader.read(POLL_S)
-                if message is not None:
-                    self._hand_over(message)
-                    self._after = message.id
-        finally:
-            reader.close()

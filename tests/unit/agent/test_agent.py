@@ -155,7 +155,7 @@ def test_commands_go_on_after_a_broken_reader(tmp_path: Path) -> None:
     with staged(tmp_path) as stage:
         stage.load(1)
         stage.hears(ModelLoaded, 1)
-        stage.agent._reader.close()
+        stage.agent._commands._reader.close()
         stage.load(2, "default/next")
         stage.hears(ModelLoaded, 2)
         assert stage.adapter.calls == [("load", SERVED), ("load", "default_next_1")]

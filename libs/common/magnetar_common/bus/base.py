@@ -202,6 +202,15 @@ class Bus(Protocol):
         """
         ...
 
+    def last_id(self, topic: str) -> MessageId | None:
+        """Return the place of the last message that is stored, `EARLIEST` if there is none, None if it cannot be told.
+
+        Raises:
+            BusUnavailable: not reached within the operation time-out.
+            BusRefused: not permitted.
+        """
+        ...
+
     def anchor(self, topic: str, name: str) -> Anchor:
         """Open (and create, at the topic's start) a durable subscription."""
         ...

@@ -124,11 +124,17 @@ class MemoryBus:
         with self.broker.changed:
             self._reach(topic)
             if after == LATEST:
-                messages = self.broker.topic(topic).messages
-                after = messages[-1].id if messages else EARLIEST
+                after = self.last_id(topic)
             reader = MemoryReader(self, topic, after, compacted=compacted)
             self._opened.add(reader)
             return reader
+
+    def last_id(self, topic: str) -> MessageId:
+        """Return the place of the last message."""
+        with self.broker.changed:
+            self._reach(topic)
+            messages = self.broker.topic(topic).messages
+            return messages[-1].id if messages else EARLIEST
 
     def anchor(self, topic: str, name: str) -> "MemoryAnchor":
         """Open an anchor, which holds nothing here: memory forgets nothing."""

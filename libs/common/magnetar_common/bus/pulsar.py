@@ -36,6 +36,9 @@ with a timer of 1 ms), and with the throughput of batches."""
 MAX_PENDING = 10_000
 """Messages that may wait for an acknowledgement before ``send_async`` blocks."""
 
+LAST_MS = 2_000
+"""A topic's last message is waited for this long (milliseconds), once the broker has said that there is one."""
+
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
@@ -134,6 +137,30 @@ class PulsarBus:
             ),
         )
         return PulsarReader(native, topic, after, embedded=not self.fences)
+
+    def last_id(self, topic: str) -> MessageId | None:
+        """Return the place of the last message (0.1 s: the client finds it by a seek, and has no other way).
+
+        None on the embedded broker, whose readers do not begin at the last message when asked to.
+        """
+        if not self.fences:
+            return None
+        native = self._open(
+            f"end of {topic}",
+            lambda: self._client.create_reader(
+                under(self._settings.tenant, topic), pulsar.MessageId.latest, start_message_id_inclusive=True
+            ),
+        )
+        try:
+            if not native.has_message_available():
+                return EARLIEST
+            return _our_id(native.read_next(LAST_MS).message_id())
+        except pulsar.Timeout:
+            return None
+        except pulsar.PulsarException as error:
+            raise error_of(_name(error), f"end of {topic}") from error
+        finally:
+            _close(native, f"reader on {topic}")
 
     def anchor(self, topic: str, name: str) -> "PulsarAnchor":
         """Open a durable subscription; on the embedded broker it holds nothing (cursors do not outlive it there)."""
