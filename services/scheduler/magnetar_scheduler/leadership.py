@@ -18,8 +18,9 @@ from magnetar_common.evolve import fold
 from magnetar_common.log import LogReader, LogRecord
 from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
-from magnetar_events import ENTRY, schemas
-from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry, Input
+from magnetar_events import ENTRY, schemas, versions
+from magnetar_events.codec import FINGERPRINT
+from magnetar_events.entry import BARRIER, FOLD_VERSION_PROPERTY, Entry, Input
 
 _log = structlog.get_logger(__name__)
 
@@ -102,7 +103,7 @@ class Challenger:
         try:
             return bus.producer(
                 STATE_CHANGES.name,
-                schema=schemas.schema_json(STATE_CHANGES.schema),
+                schema=schemas.schema_json(STATE_CHANGES.schema, versions.schema_of(self.state.version)),
                 exclusive=True,
                 batching=True,
                 name="magnetar-leader",
@@ -122,9 +123,10 @@ class Challenger:
     def _read_to_barrier(self, reader: LogReader, producer: Producer) -> None:
         """Append a marker and fold until it comes back: only that is the end of the log, a time-out never is."""
         nonce = uuid.uuid4().hex
-        marker = Entry(nonce, BARRIER, self.state.term, 0, 0, FOLD_VERSION, Input("barrier"))
-        properties = {**ENTRY.properties, "kinds": "Barrier"}
-        producer.send(ENTRY.encode(marker), properties=properties)
+        marker = Entry(nonce, BARRIER, self.state.term, 0, 0, 1, Input("barrier"))
+        schema = versions.schema_of(1)  # which every version reads; the one in force is known only behind the barrier
+        properties = {FINGERPRINT: schema, FOLD_VERSION_PROPERTY: "1", "kinds": "Barrier"}
+        producer.send(ENTRY.encode(marker, schema), properties=properties)
         deadline = time.monotonic() + BARRIER_S
         while time.monotonic() < deadline:
             record = reader.read(0.5)

@@ -21,6 +21,7 @@ from magnetar_common.schema_registry import SchemaRegistry
 from magnetar_common.settings import BusSettings
 from magnetar_common.state import State
 from magnetar_events import ServiceRecord
+from magnetar_events.entry import FOLD_VERSION, FOLD_VERSION_PROPERTY
 from magnetar_events.records import Address
 from magnetar_scheduler.leader import Leader
 from magnetar_scheduler.leadership import Challenger
@@ -108,13 +109,14 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
 
     bus = buses.connect(bus_settings)
     life.on_stop("bus", bus.close)
+    about = {"version": __version__, FOLD_VERSION_PROPERTY: str(FOLD_VERSION)}
     record = ServiceRecord(
         service_name=SERVICE_NAME,
         instance_id=f"{SERVICE_NAME}/{identity}",
         address=Address(host=settings.advertised_host or settings.host, port=ops.port),
         status="STARTING",
         timestamp=time.time_ns() // 1_000_000,
-        metadata={"role": "standby", "version": __version__},
+        metadata={"role": "standby", **about},
     )
     registrar = Registrar(bus, record).start()
     life.on_stop("registrar", registrar.leave)
@@ -129,7 +131,7 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
     life.on_stop("leader", leader.close)
     leader.start()
     loop.leading = True
-    registrar.update(metadata={"role": "leader", "term": str(leader.term), "version": __version__})
+    registrar.update(metadata={"role": "leader", "term": str(leader.term), **about})
     while not life.stopping.is_set():
         leader.turn()
         loop.turned = time.monotonic()
