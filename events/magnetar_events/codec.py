@@ -73,10 +73,22 @@ class Codec(Generic[R]):
         self.fingerprint = schemas.fingerprint(contract)
         self.properties = {FINGERPRINT: self.fingerprint}
 
-    def encode(self, record: R) -> bytes:
-        """Return the record's Avro bytes, without a header."""
+    def encode(self, record: R, fingerprint: str = "") -> bytes:
+        """Return the record's Avro bytes, without a header.
+
+        Args:
+            record: what to write.
+            fingerprint: of an older schema to write it with, for readers who know no newer one; what that has no field
+                for is left out.
+
+        Raises:
+            ValueError: that schema has no such kind of record, or there is no such schema.
+        """
+        writer = self._schema(fingerprint)
+        if writer is None:
+            raise ValueError(f"no schema of {self._contract} with fingerprint {fingerprint!r} is known")
         out = io.BytesIO()
-        _avro.schemaless_writer(out, self._current, self._to_wire(record))
+        _avro.schemaless_writer(out, writer, self._to_wire(record))
         return out.getvalue()
 
     def decode_trusted(self, payload: bytes, fingerprint: str) -> R:
@@ -112,12 +124,12 @@ class Codec(Generic[R]):
         except RecursionError as error:
             raise Undecodable("INVALID", "", _MAX_DEPTH_MESSAGE, kind=kind) from error
 
+    def _schema(self, fingerprint: str) -> Any | None:
+        current = fingerprint in ("", self.fingerprint)
+        return self._current if current else schemas.by_fingerprint(self._contract, fingerprint)
+
     def _read(self, payload: bytes, fingerprint: str) -> dict[str, Any]:
-        writer = (
-            self._current
-            if fingerprint in ("", self.fingerprint)
-            else schemas.by_fingerprint(self._contract, fingerprint)
-        )
+        writer = self._schema(fingerprint)
         if writer is None:
             raise Undecodable(
                 "UNKNOWN_SCHEMA", "", f"no schema of {self._contract} with fingerprint {fingerprint[:64]!r} is known"

@@ -4,8 +4,14 @@ from dataclasses import dataclass, field
 
 from magnetar_events.facts import Fact
 
-FOLD_VERSION = 1
-"""Version of the meaning of facts. A process with a lower one than the log's neither folds nor leads."""
+FOLD_VERSION = 2
+"""Version of the meaning of facts. A process with a lower one than the log's neither folds nor leads.
+
+What each version added is in :mod:`magnetar_events.versions`.
+"""
+
+FOLD_VERSION_PROPERTY = "foldVersion"
+"""Message property that names an entry's fold version, for whoever cannot read the entry."""
 
 BARRIER = -1
 """Position of an entry that only marks where a new leader stands; it is part of no history."""
@@ -54,7 +60,7 @@ class Entry:
         term: of the leader that appended it.
         at: the log's clock, in ms: never jumps, the only time that ``decide`` sees.
         wall: ms since the epoch, for people; never goes back.
-        fold_version: of the writer.
+        fold_version: in force: with its schema it was written, and no fact in it is newer.
         input: what is answered.
         handled: topic → id of the last message handled, for every input topic.
         facts: what became so.

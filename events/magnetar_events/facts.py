@@ -44,6 +44,21 @@ class LeaderAlive:
 
 
 @dataclass(slots=True)
+class UpgradeFinalized:
+    """From here on the log holds what only software of this fold version knows; older software neither folds nor leads."""
+
+    fold_version: int
+
+
+@dataclass(slots=True)
+class LogRebased:
+    """The log is on another broker cluster: message ids mean something only there from here on."""
+
+    broker: str
+    previous: str
+
+
+@dataclass(slots=True)
 class PolicySet:
     """These rules are in force."""
 
@@ -467,6 +482,8 @@ Fact = (
     | ServerLost
     | ServerReturned
     | ServerForgotten
+    | UpgradeFinalized
+    | LogRebased
 )
 
 

@@ -67,7 +67,18 @@ class SetPolicy(Wire):
         return "policy"
 
 
-RequestKind = DeployModel | UndeployModel | ScaleModel | SetPolicy
+class FinalizeUpgrade(Wire):
+    """Let the log hold what only software of this fold version knows. There is no way back to older software."""
+
+    fold_version: Annotated[int, Field(ge=1, le=1_000_000)]
+
+    @property
+    def subject(self) -> str:
+        """The log has one version."""
+        return "upgrade"
+
+
+RequestKind = DeployModel | UndeployModel | ScaleModel | SetPolicy | FinalizeUpgrade
 
 
 def _new_id() -> str:
@@ -109,6 +120,6 @@ class ModelEvent(Wire):
 
     @model_validator(mode="after")
     def _generation_of_a_model(self) -> "ModelEvent":
-        if self.expected_generation is not None and isinstance(self.event, SetPolicy):
-            raise ValueError("expectedGeneration is of a model, and policy has none")
+        if self.expected_generation is not None and isinstance(self.event, (SetPolicy, FinalizeUpgrade)):
+            raise ValueError(f"expectedGeneration is of a model, and {type(self.event).__name__} is about none")
         return self

@@ -55,9 +55,21 @@ def parsed(contract: str) -> Any:
     return fastavro.parse_schema(generated(contract))
 
 
-def schema_json(contract: str) -> str:
-    """Return the schema of a contract as one line of JSON, for a schema registry."""
-    return json.dumps(generated(contract), separators=(",", ":"))
+def schema_json(contract: str, value: str = "") -> str:
+    """Return the schema of a contract as one line of JSON, for a schema registry.
+
+    Args:
+        contract: its name.
+        value: fingerprint of a released schema of it; by default, the current one is meant.
+
+    Raises:
+        FileNotFoundError: none that was released has this fingerprint.
+    """
+    if value in ("", fingerprint(contract)):
+        schema = generated(contract)
+    else:
+        schema = json.loads((folder() / "history" / f"{contract}.{value}.avsc").read_text())
+    return json.dumps(schema, separators=(",", ":"))
 
 
 def fingerprint_of(schema: Any) -> str:

@@ -14,9 +14,15 @@ from magnetar_cli.exit_codes import ExitCode
 from magnetar_cli.main import main
 from magnetar_common.brokers import RunningBroker
 from magnetar_common.bus import Bus, connect
+from magnetar_common.registrar import Registrar
 from magnetar_common.settings import BusSettings
+from magnetar_events import ServiceRecord
+from magnetar_events.entry import FOLD_VERSION, Entry, Input
+from magnetar_events.facts import LeaderElected
+from magnetar_events.records import Address
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import leading
+from tests.support.logs import write
 
 MANIFEST = """
 apiVersion: magnetar/v1
@@ -231,3 +237,30 @@ def test_an_empty_log_is_no_error(cli: Cli) -> None:
     assert cli.json("model", "list") == []
     assert cli.json("log") == []
     cli("replay", expect=ExitCode.NOT_FOUND)
+
+
+def test_an_upgrade_is_finalized_once_no_older_scheduler_runs(cli: Cli, settings: BusSettings, bus: Bus) -> None:
+    """A log of version 1 stays so under newer software; an older scheduler that is registered is named and waited for."""
+    write(bus, Entry("e0", 0, 1, 0, 0, 1, Input("leader"), facts=(LeaderElected(1, "old", "local", "", "0"),)))
+    about = ServiceRecord(
+        service_name="magnetar-scheduler",
+        instance_id="magnetar-scheduler/old",
+        address=Address(host="127.0.0.1", port=1),
+        status="UP",
+        timestamp=0,
+        metadata={"role": "standby", "version": "0.1.0"},
+    )
+    old = Registrar(bus, about).start()
+    with leading(lambda: connect(settings)) as led:
+        assert cli.json("upgrade", "status") == {
+            "log": 1,
+            "software": FOLD_VERSION,
+            "schedulers": [{"instance": about.instance_id, "role": "standby", "version": "0.1.0", "foldVersion": 1}],
+        }
+        cli("upgrade", "finalize", expect=ExitCode.FAILED)
+        assert "magnetar-scheduler/old (fold version 1)" in cli.err
+        assert led.state.fold_version == 1
+        old.leave()
+        assert cli.json("upgrade", "finalize", "--reason", "all are new") == {"before": 1, "foldVersion": FOLD_VERSION}
+        assert led.state.fold_version == FOLD_VERSION
+        assert cli.json("upgrade", "finalize") == {"before": FOLD_VERSION, "foldVersion": FOLD_VERSION}

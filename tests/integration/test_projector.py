@@ -284,7 +284,7 @@ def _unknown_meaning(bus: MemoryBus) -> MessageId:
         (_fork, "usurper"),
         (_junk, "not an entry"),
         (_empty, "not an entry"),
-        (_unknown_schema, "newer version"),
+        (_unknown_schema, "a newer fold version"),
         (_unknown_meaning, "fold version"),
     ],
 )

@@ -9,9 +9,9 @@ from magnetar_events.facts import Fact
 from tests.support.world import World, record, spec
 
 
-def busy_world() -> World:
+def busy_world(world: World | None = None) -> World:
     """A day in short: a roll-out, a failed load, a scaling, a refusal, a server lost and forgotten, an undeployment."""
-    world = World()
+    world = world or World()
     world.join("a")
     world.join("b")
     world.deploy(spec(replicas=2), reason="first release")
@@ -36,6 +36,16 @@ def busy_world() -> World:
     world.pass_time(5_000)
     world.answer()
     return world
+
+
+def upgraded_world() -> World:
+    """A log that began with version 1, was led by newer software for a while, and then finalized."""
+    world = World(fold_version=1)
+    world.join("c")
+    world.deploy(spec("before", replicas=1))
+    world.answer(digest="c" * 64)
+    world.finalize()
+    return busy_world(world)
 
 
 def entry(position: int, *facts: Fact, name: str = "", **fields: int) -> Entry:

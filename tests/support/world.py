@@ -6,13 +6,14 @@ from itertools import count
 from magnetar_common.evolve import fold
 from magnetar_common.state import ReplicaKey, State
 from magnetar_common.transitions import R
-from magnetar_events import AGENT_EVENT, ENTRY, MODEL_EVENT, AgentEvent, ModelEvent, ServiceRecord
+from magnetar_events import AGENT_EVENT, ENTRY, MODEL_EVENT, AgentEvent, ModelEvent, ServiceRecord, versions
 from magnetar_events import facts as f
 from magnetar_events import reports as r
-from magnetar_events.entry import Entry, Input
+from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.models import ModelSpec, index_digest, served_name
+from magnetar_events.policy import Policy
 from magnetar_events.records import Address, Device, RuntimeInfo, ServerInfo
-from magnetar_events.requests import DeployModel, ScaleModel, UndeployModel
+from magnetar_events.requests import DeployModel, FinalizeUpgrade, ScaleModel, SetPolicy, UndeployModel
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.journal import from_record, make_entry
@@ -72,10 +73,11 @@ def record(
 class World:
     """One leader's state and log, and servers that obey when asked to."""
 
-    def __init__(self) -> None:
-        self.state = State()
+    def __init__(self, fold_version: int = 0) -> None:
+        self.state = State(fold_version=fold_version)  # 0: as a new log begins
         self.log: list[Entry] = []
         self.payloads: list[bytes] = []
+        self.schemas: list[str] = []
         self.at = 0
         self._ids = count(1)
         self._numbers = count(1)
@@ -99,7 +101,9 @@ class World:
             )
             self.log.append(entry)
             self.payloads.append(payload)
-            assert fold(self.state, ENTRY.decode_trusted(payload, ""))
+            schema = versions.schema_of(entry.fold_version)
+            self.schemas.append(schema)
+            assert fold(self.state, ENTRY.decode_trusted(payload, schema))
         if settle and not isinstance(source, i.Continue):
             while self.feed(i.Continue(), Input("continue")):
                 pass
@@ -128,6 +132,12 @@ class World:
 
     def scale(self, replicas: int, name: str = "iris") -> list[f.Fact]:
         return self.request(ModelEvent(event=ScaleModel(name=name, replicas=replicas)))
+
+    def set_policy(self, **rules: object) -> list[f.Fact]:
+        return self.request(ModelEvent(event=SetPolicy(policy=Policy(**rules))))  # type: ignore[arg-type]
+
+    def finalize(self, fold_version: int = FOLD_VERSION) -> list[f.Fact]:
+        return self.request(ModelEvent(event=FinalizeUpgrade(fold_version=fold_version)))
 
     # --- servers ----------------------------------------------------------------------------------------------------------
 
@@ -212,8 +222,10 @@ class World:
     def replayed(self, position: int | None = None) -> State:
         """Fold the log from the start, from its bytes."""
         state = State()
-        for payload in self.payloads[: None if position is None else position + 1]:
-            fold(state, ENTRY.decode_trusted(payload, ""))
+        for payload, schema in list(zip(self.payloads, self.schemas, strict=True))[
+            : None if position is None else position + 1
+        ]:
+            fold(state, ENTRY.decode_trusted(payload, schema))
         return state
 
     def snapshot(self) -> State:

@@ -32,7 +32,15 @@ from magnetar_events import facts as f
 from magnetar_events.entry import BARRIER, Entry
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
-from magnetar_events.requests import Actor, DeployModel, RequestKind, ScaleModel, SetPolicy, UndeployModel
+from magnetar_events.requests import (
+    Actor,
+    DeployModel,
+    FinalizeUpgrade,
+    RequestKind,
+    ScaleModel,
+    SetPolicy,
+    UndeployModel,
+)
 
 POLL_S = 0.2
 """One read of the log waits for at most this long (seconds), and so does a pause while the broker is away."""
@@ -71,8 +79,8 @@ class Outcome:
     """What has become of a request, as far as the log has been read.
 
     Attributes:
-        state: Sent = not answered yet; Accepted = there is nothing more to it (a policy); Superseded = a newer version
-            is wanted; Removed = the model is gone. ScheduleFailed and Degraded may still come right by themselves.
+        state: Sent = not answered yet; Accepted = there is nothing more to it (a policy, an upgrade); Superseded = a newer
+            version is wanted; Removed = the model is gone. ScheduleFailed and Degraded may still come right by themselves.
         generation: the model's that answers it; 0 = none.
         wanted: replicas of that version.
         available: replicas of it in the route table.
@@ -165,6 +173,10 @@ class Magnetar:
     def set_policy(self, policy: Policy, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
         """Replace the rules in force; arguments and errors as for :meth:`deploy`."""
         return self._ask(SetPolicy(policy=policy), reason, None, id)
+
+    def finalize_upgrade(self, fold_version: int, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Let the log hold what only software of this fold version knows; arguments and errors as for :meth:`deploy`."""
+        return self._ask(FinalizeUpgrade(fold_version=fold_version), reason, None, id)
 
     def close(self) -> None:
         """Close what was opened here: handles of a connection of our own, too."""
@@ -321,7 +333,7 @@ class Handle:
             return
         assert isinstance(answer, f.RequestAccepted)
         self._generation = answer.generation
-        if answer.kind == SetPolicy.__name__:
+        if answer.kind in (SetPolicy.__name__, FinalizeUpgrade.__name__):
             self.outcome = Outcome(OutcomeState.ACCEPTED)
         elif self._model is not None:
             self._judge(self._model)

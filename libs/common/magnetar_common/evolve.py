@@ -51,7 +51,7 @@ def fold(state: State, entry: Entry, message_id: str = "") -> bool:
     state.recent[entry.position] = entry.id
     state.recent.pop(entry.position - RECENT, None)
     state.position, state.term, state.entry = entry.position, entry.term, entry.id
-    state.at, state.wall = entry.at, entry.wall
+    state.at, state.wall, state.fold_version = entry.at, entry.wall, entry.fold_version
     if state.handled != entry.handled:
         state.handled = entry.handled
     for fact in entry.facts:
@@ -136,6 +136,14 @@ def _model_removed(state: State, fact: f.ModelRemoved) -> None:
 def _leader_elected(state: State, fact: f.LeaderElected) -> None:
     state.leader, state.cluster, state.broker = fact.leader, fact.cluster, fact.broker
     state.room += 1
+
+
+def _upgrade_finalized(state: State, fact: f.UpgradeFinalized) -> None:
+    state.fold_version = fact.fold_version
+
+
+def _log_rebased(state: State, fact: f.LogRebased) -> None:
+    state.broker = fact.broker
 
 
 def _policy_set(state: State, fact: f.PolicySet) -> None:
@@ -328,6 +336,8 @@ _FOLDS: dict[type, Callable[[State, Any], None]] = {
     f.ModelRemoved: _model_removed,
     f.LeaderElected: _leader_elected,
     f.LeaderAlive: _nothing,
+    f.UpgradeFinalized: _upgrade_finalized,
+    f.LogRebased: _log_rebased,
     f.PolicySet: _policy_set,
     f.RequestAccepted: _request,
     f.RequestRejected: _request,

@@ -12,7 +12,7 @@ from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY
 from magnetar_events.codec import FINGERPRINT, Undecodable
-from magnetar_events.entry import BARRIER, Entry
+from magnetar_events.entry import BARRIER, FOLD_VERSION, FOLD_VERSION_PROPERTY, Entry
 
 _QUIET_S = 0.5
 _PATIENCE_S = 5.0
@@ -55,8 +55,11 @@ class LogReader:
             entry = ENTRY.decode_trusted(message.payload, fingerprint)
         except Undecodable as error:
             if error.code in ("UNKNOWN_KIND", "UNKNOWN_SCHEMA"):
+                named = message.properties.get(FOLD_VERSION_PROPERTY, "")
+                needs = f"fold version {named[:9]}" if named else "a newer fold version"
                 raise LogTooNew(
-                    f"message {message.id} of the log: {error}; it needs a newer version of Magnetar"
+                    f"message {message.id} of the log: {error}; it needs {needs}, this software has "
+                    f"{FOLD_VERSION}: upgrade it"
                 ) from error
             raise LogUnreadable(
                 f"message {message.id} of the log is not an entry ({error}); "

@@ -24,8 +24,11 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=F
 
 
 def state_to_dict(state: State) -> Json:
-    """Return everything that the state says, as JSON values."""
-    return _record(
+    """Return everything that the state says, as JSON values.
+
+    What a later fold version added is left out until it is in force: so old and new software agree on every digest.
+    """
+    shown = _record(
         state,
         booked=_books(state.booked),
         arriving=_books(state.arriving),
@@ -35,6 +38,9 @@ def state_to_dict(state: State) -> Json:
         ],
         servers={key: server_to_dict(server) for key, server in sorted(state.servers.items())},
     )
+    if state.fold_version <= 1:
+        del shown["foldVersion"]
+    return shown
 
 
 def server_to_dict(server: Server) -> Json:

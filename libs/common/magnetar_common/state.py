@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from magnetar_common.fleet import Fleet
 from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
+from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.facts import Booking, PlacementRefused, TrafficTarget, VersionFailed
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
@@ -253,6 +254,7 @@ class State:
         at: its log time (ms).
         wall: its wall time (ms since the epoch).
         entry: its id.
+        fold_version: of the log, in force since it began or since the last upgrade was finalized; 0 while it is empty.
         handled: topic → id of the last message handled.
         cluster: Magnetar cluster of the leader.
         broker: broker cluster in which ``handled`` means something.
@@ -282,6 +284,7 @@ class State:
     at: int = 0
     wall: int = 0
     entry: str = ""
+    fold_version: int = 0
     handled: dict[str, str] = field(default_factory=dict[str, str])
     cluster: str = ""
     broker: str = ""
@@ -305,6 +308,11 @@ class State:
     recent: dict[int, str] = field(default_factory=dict[int, str], compare=False)
     fleet: Fleet = field(default_factory=Fleet, compare=False)
     _timers: list[tuple[int, str, int, str]] = field(default_factory=list[tuple[int, str, int, str]], compare=False)
+
+    @property
+    def version(self) -> int:
+        """The fold version that the next entry is written with: a log begins at that of the software."""
+        return self.fold_version or FOLD_VERSION
 
     def replica(self, key: ReplicaKey) -> Replica | None:
         """Return a replica, or None."""

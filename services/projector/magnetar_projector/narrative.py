@@ -67,6 +67,14 @@ def _leader_alive(fact: f.LeaderAlive) -> str:
     return f"the leader of term {fact.term} is alive"
 
 
+def _upgrade_finalized(fact: f.UpgradeFinalized) -> str:
+    return f"the log is of fold version {fact.fold_version} from here on; there is no way back to older software"
+
+
+def _log_rebased(fact: f.LogRebased) -> str:
+    return f"the log is on broker cluster {fact.broker} from here on; it was on {fact.previous or 'none'}"
+
+
 def _policy_set(fact: f.PolicySet) -> str:
     changed = fact.policy.model_dump(by_alias=True)
     usual = type(fact.policy)().model_dump(by_alias=True)
@@ -226,6 +234,8 @@ def _server_forgotten(fact: f.ServerForgotten) -> str:
 _LINES: dict[type, Callable[[Any], str]] = {
     f.LeaderElected: _leader_elected,
     f.LeaderAlive: _leader_alive,
+    f.UpgradeFinalized: _upgrade_finalized,
+    f.LogRebased: _log_rebased,
     f.PolicySet: _policy_set,
     f.RequestAccepted: _request_accepted,
     f.RequestRejected: _request_rejected,

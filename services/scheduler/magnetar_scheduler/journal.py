@@ -7,10 +7,10 @@ from typing import Any
 from magnetar_common.bus import Message
 from magnetar_common.state import State
 from magnetar_common.topics import AGENT_EVENTS, MODEL_EVENTS, SERVICE_REGISTRY
-from magnetar_events import ENTRY, SERVICE_RECORD, ServiceRecord
+from magnetar_events import ENTRY, SERVICE_RECORD, ServiceRecord, versions
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
-from magnetar_events.entry import FOLD_VERSION, MAX_ENTRY_BYTES, MAX_INPUT_BYTES, Entry, Input
+from magnetar_events.entry import FOLD_VERSION_PROPERTY, MAX_ENTRY_BYTES, MAX_INPUT_BYTES, Entry, Input
 
 KIND_OF_TOPIC = {MODEL_EVENTS.name: "request", AGENT_EVENTS.name: "report", SERVICE_REGISTRY.name: "registry"}
 """Input topic → kind of input."""
@@ -18,6 +18,10 @@ KIND_OF_TOPIC = {MODEL_EVENTS.name: "request", AGENT_EVENTS.name: "report", SERV
 
 UNVALIDATED = frozenset({"UNDECODABLE", "UNKNOWN_SCHEMA", "UNKNOWN_KIND", "INVALID", "CREDENTIAL_IN_URI", "DEFECT"})
 """Codes of inputs that did not pass the edge."""
+
+
+class NotFinalized(Exception):
+    """A fact is newer than the fold version in force: a defect, for ``decide`` knows it too."""
 
 
 class EntryTooLarge(Exception):
@@ -66,28 +70,37 @@ def make_entry(
     wall: int,
     handled: dict[str, str],
 ) -> tuple[Entry, bytes]:
-    """Return the next entry and its bytes.
+    """Return the next entry, as whoever reads its bytes has it, and these.
+
+    Both are of the fold version in force, so that older software can read them. ``UpgradeFinalized`` is the first of its
+    own.
 
     Raises:
+        NotFinalized: a fact is of a later version.
         EntryTooLarge: more than 1 MiB, before a position was given away.
     """
     # What was never validated may hold anything, a password too: of such bytes only size and sha256 are kept.
     redact = any(isinstance(fact, f.RequestRejected) and fact.code in UNVALIDATED for fact in facts)
+    version = max([state.version, *(fact.fold_version for fact in facts if isinstance(fact, f.UpgradeFinalized))])
+    if versions.needed(facts, version) > version:
+        kinds = ", ".join(type(fact).__name__ for fact in facts if versions.needed([fact], version) > version)
+        raise NotFinalized(f"{kinds} cannot be written to a log of fold version {version}")
+    schema = versions.schema_of(version)
     entry = Entry(
         id,
         state.position + 1,
         term,
         at,
         max(wall, state.wall),
-        FOLD_VERSION,
+        version,
         kept(source, redact=redact),
         handled,
         tuple(facts),
     )
-    payload = ENTRY.encode(entry)
+    payload = ENTRY.encode(entry, schema)
     if len(payload) > MAX_ENTRY_BYTES:
         raise EntryTooLarge(f"the entry at position {entry.position} ({source.kind}) would have {len(payload)} bytes")
-    return entry, payload
+    return (entry if schema == ENTRY.fingerprint else ENTRY.decode_trusted(payload, schema)), payload
 
 
 def properties_of(entry: Entry) -> dict[str, str]:
@@ -95,7 +108,8 @@ def properties_of(entry: Entry) -> dict[str, str]:
     kinds: dict[str, Any] = {type(fact).__name__: None for fact in entry.facts}
     subjects = {subject: None for fact in entry.facts if (subject := f.subject_of(fact))}
     return {
-        **ENTRY.properties,
+        FINGERPRINT: versions.schema_of(entry.fold_version),
+        FOLD_VERSION_PROPERTY: str(entry.fold_version),
         "position": str(entry.position),
         "term": str(entry.term),
         "kinds": ",".join(kinds),

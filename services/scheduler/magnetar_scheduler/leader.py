@@ -36,7 +36,7 @@ from magnetar_scheduler.appender import Appender
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.inputs import Alive, Decidable, Elected, Rejected, understand
-from magnetar_scheduler.journal import EntryTooLarge, from_message, make_entry, properties_of, short
+from magnetar_scheduler.journal import EntryTooLarge, NotFinalized, from_message, make_entry, properties_of, short
 from magnetar_scheduler.leadership import Mandate, check_broker
 from magnetar_scheduler.outbox import Outbox
 from magnetar_scheduler.pumps import Pump
@@ -301,7 +301,7 @@ class Leader:
         )
         try:
             return make(facts)
-        except EntryTooLarge as error:
+        except (EntryTooLarge, NotFinalized) as error:
             if not source.message_id:
                 raise
             return make([_defect(source, error)])

@@ -20,8 +20,9 @@ from magnetar_common.metrics import START_ENTRIES
 from magnetar_common.snapshot import Snapshots, beginning
 from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
-from magnetar_events import ENTRY, schemas
-from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry, Input
+from magnetar_events import ENTRY, schemas, versions
+from magnetar_events.codec import FINGERPRINT
+from magnetar_events.entry import BARRIER, FOLD_VERSION_PROPERTY, Entry, Input
 
 _log = structlog.get_logger(__name__)
 
@@ -125,7 +126,7 @@ class Challenger:
         try:
             return bus.producer(
                 STATE_CHANGES.name,
-                schema=schemas.schema_json(STATE_CHANGES.schema),
+                schema=schemas.schema_json(STATE_CHANGES.schema, versions.schema_of(self.state.version)),
                 exclusive=True,
                 batching=True,
                 name="magnetar-leader",
@@ -148,9 +149,11 @@ class Challenger:
         Return whether it did; if not, the hold is of no use, and is to be let go of.
         """
         nonce = uuid.uuid4().hex
-        marker = Entry(nonce, BARRIER, self.state.term, 0, 0, FOLD_VERSION, Input("barrier"))
+        marker = Entry(nonce, BARRIER, self.state.term, 0, 0, 1, Input("barrier"))
+        schema = versions.schema_of(1)  # which every version reads; the one in force is known only behind the barrier
+        properties = {FINGERPRINT: schema, FOLD_VERSION_PROPERTY: "1", "kinds": "Barrier"}
         try:
-            producer.send(ENTRY.encode(marker), properties={**ENTRY.properties, "kinds": "Barrier"})
+            producer.send(ENTRY.encode(marker, schema), properties=properties)
         except BusError as error:
             _log.warning("lost the leadership while taking it up", error=str(error))
             return False

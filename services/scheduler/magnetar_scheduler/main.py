@@ -22,6 +22,7 @@ from magnetar_common.settings import BusSettings, SnapshotSettings
 from magnetar_common.snapshot import Snapshots
 from magnetar_common.state import State
 from magnetar_events import ServiceRecord
+from magnetar_events.entry import FOLD_VERSION, FOLD_VERSION_PROPERTY
 from magnetar_events.records import Address
 from magnetar_scheduler.leader import Leader
 from magnetar_scheduler.leadership import Challenger
@@ -116,13 +117,14 @@ def _serve(
     snapshots = Snapshots.from_settings(snapshot_settings)
     bus = buses.connect(bus_settings)
     life.on_stop("bus", bus.close)
+    about = {"version": __version__, FOLD_VERSION_PROPERTY: str(FOLD_VERSION)}
     record = ServiceRecord(
         service_name=SERVICE_NAME,
         instance_id=f"{SERVICE_NAME}/{identity}",
         address=Address(host=settings.advertised_host or settings.host, port=ops.port),
         status="STARTING",
         timestamp=time.time_ns() // 1_000_000,
-        metadata={"role": "standby", "version": __version__},
+        metadata={"role": "standby", **about},
     )
     registrar = Registrar(bus, record).start()
     life.on_stop("registrar", registrar.leave)
@@ -141,7 +143,7 @@ def _serve(
     leader.start()
     health.add("followed", leader.check)
     loop.leading = True
-    registrar.update(metadata={"role": "leader", "term": str(leader.term), "version": __version__})
+    registrar.update(metadata={"role": "leader", "term": str(leader.term), **about})
     while not life.stopping.is_set():
         leader.turn()
         loop.turned = time.monotonic()

@@ -3,10 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from magnetar_common.state import Model
+from magnetar_common.state import Model, Server
 from magnetar_events import facts as f
+from magnetar_events import versions
+from magnetar_events.commands import COMMAND_KINDS
+from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.models import ModelSpec
-from magnetar_events.requests import DeployModel, ModelEvent, ScaleModel, SetPolicy, UndeployModel
+from magnetar_events.requests import DeployModel, FinalizeUpgrade, ModelEvent, ScaleModel, SetPolicy, UndeployModel
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Rejected, Request
 from magnetar_scheduler.reconcile import reconcile
@@ -35,6 +38,19 @@ def on_request(draft: Draft, source: Request) -> None:
         draft.emit(
             f.RequestRejected(event.id, event.source, kind, subject, refusal.code, refusal.field, refusal.message)
         )
+    _hold_back(draft, event)
+
+
+def _hold_back(draft: Draft, event: ModelEvent) -> None:
+    """Reject what the log cannot hold before the upgrade to this software is finalized: it would be lost in part."""
+    in_force = draft.state.version
+    needed = versions.needed(draft.facts, in_force)
+    if needed <= in_force or isinstance(event.event, FinalizeUpgrade):
+        return
+    message = f"the log is of fold version {in_force}, this needs {needed}: run magnetar upgrade finalize"
+    draft.facts.clear()
+    kind, subject = type(event.event).__name__, event.event.subject
+    draft.emit(f.RequestRejected(event.id, event.source, kind, subject, "UPGRADE_NOT_FINALIZED", "event", message))
 
 
 def on_rejected(draft: Draft, source: Rejected) -> None:
@@ -59,7 +75,7 @@ def _short(value: object) -> str:
 
 
 def _check_generation(draft: Draft, event: ModelEvent) -> None:
-    if event.expected_generation is None or isinstance(event.event, SetPolicy):
+    if event.expected_generation is None or isinstance(event.event, (SetPolicy, FinalizeUpgrade)):
         return
     model = draft.state.models.get(event.event.subject)
     current = model.generation if model is not None and not model.deleted else 0
@@ -138,9 +154,37 @@ def _set_policy(draft: Draft, event: ModelEvent, wish: SetPolicy) -> None:
     draft.emit(f.PolicySet(wish.policy))
 
 
+def _finalize(draft: Draft, event: ModelEvent, wish: FinalizeUpgrade) -> None:
+    in_force = draft.state.version
+    if wish.fold_version > FOLD_VERSION:
+        raise _Refusal(
+            "SOFTWARE_TOO_OLD",
+            "event.foldVersion",
+            f"the leading scheduler knows fold version {FOLD_VERSION}, not {wish.fold_version}: upgrade it first",
+        )
+    if wish.fold_version < in_force:
+        raise _Refusal(
+            "OUT_OF_RANGE", "event.foldVersion", f"the log is of fold version {in_force}; there is no way back"
+        )
+    older = sorted(server.key for server in draft.state.servers.values() if not server.lost and _lacks(server))
+    if older:
+        raise _Refusal(
+            "AGENTS_TOO_OLD", "event.foldVersion", f"upgrade {len(older)} agents first: {', '.join(older[:10])}"
+        )
+    _accept(draft, event, 0)
+    if wish.fold_version > in_force:
+        draft.emit(f.UpgradeFinalized(wish.fold_version))
+
+
+def _lacks(server: Server) -> bool:
+    """Whether an agent has said which kinds of command it knows, and one that we send is not among them."""
+    return bool(server.info.commands) and not set(COMMAND_KINDS) <= set(server.info.commands)
+
+
 _ON: dict[type, Callable[[Draft, ModelEvent, Any], None]] = {
     DeployModel: _deploy,
     UndeployModel: _undeploy,
     ScaleModel: _scale,
     SetPolicy: _set_policy,
+    FinalizeUpgrade: _finalize,
 }

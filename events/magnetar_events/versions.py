@@ -1,0 +1,56 @@
+"""What each fold version added, so that a log can stay at an older one while software of both versions runs.
+
+A log has a *version in force*: entries are written with its schema, and hold only facts that it knows. So whatever newer
+software writes, older software reads, until ``magnetar upgrade finalize``. This is the one place that says which version
+introduced what.
+"""
+
+from collections.abc import Iterable
+
+from magnetar_events import schemas
+from magnetar_events.codec import Codec
+from magnetar_events.entry import FOLD_VERSION, Entry, Input
+from magnetar_events.facts import Fact, LogRebased, ModelWanted, PolicySet, UpgradeFinalized
+
+SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1"}
+"""Fold version → fingerprint of the released schema that its entries are written with.
+
+``FOLD_VERSION`` is added when its schema is released; until then it is the current one, and may change.
+"""
+
+SINCE: dict[type[Fact], int] = {UpgradeFinalized: 2, LogRebased: 2}
+"""Kind of fact → the fold version that introduced it; version 1 had all that are not named."""
+
+_WISHES = (PolicySet, ModelWanted)
+"""Facts that hold what somebody asked for: if a field of it got lost, they would not have what they asked for."""
+
+_ENTRY = Codec(Entry, "state-changes")
+
+
+def schema_of(version: int) -> str:
+    """Return the fingerprint of the schema that entries of a fold version, ours or an older one, are written with."""
+    return SCHEMAS.get(version) or schemas.fingerprint("state-changes")
+
+
+def needed(facts: Iterable[Fact], in_force: int) -> int:
+    """Return the lowest fold version, the one in force or a later one, of a log that can hold these facts whole."""
+    if in_force >= FOLD_VERSION:
+        return in_force
+    return max((_needed(fact) for fact in facts), default=in_force)
+
+
+def _needed(fact: Fact) -> int:
+    since = SINCE.get(type(fact), 1)
+    if isinstance(fact, _WISHES):
+        while since < FOLD_VERSION and not _carried(fact, since):
+            since += 1
+    return since
+
+
+def _carried(fact: Fact, version: int) -> bool:
+    """Whether the schema of a version has every field that the fact makes use of."""
+    schema = schema_of(version)
+    if schema == schemas.fingerprint("state-changes"):
+        return True
+    payload = _ENTRY.encode(Entry("", 0, 0, 0, 0, version, Input(""), facts=(fact,)), schema)
+    return _ENTRY.decode_trusted(payload, schema).facts == (fact,)
