@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from magnetar_agent.environments import EnvironmentUnavailable
-from magnetar_cli.commands import context, demo, doctor, log, model, server, service, topics, up
+from magnetar_cli.commands import context, demo, doctor, keys, log, model, server, service, topics, up
 from magnetar_cli.commands.apply import apply
 from magnetar_cli.commands.replay import replay
 from magnetar_cli.commands.run import Services
@@ -41,6 +41,7 @@ app.command()(replay)
 app.add_typer(topics.app, name="topics")
 app.command()(doctor.doctor)
 app.add_typer(context.app, name="context")
+app.add_typer(keys.app, name="keys")
 
 
 def _version(value: bool) -> None:

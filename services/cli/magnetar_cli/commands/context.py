@@ -8,6 +8,7 @@ from magnetar_cli import contexts, options
 from magnetar_cli.contexts import BrokerContext
 from magnetar_cli.output import Columns, Format, Json, Output, note, show
 from magnetar_common.settings import BusSettings
+from magnetar_common.signing import SigningSettings
 
 app = typer.Typer(help="Named contexts: which broker is meant.", no_args_is_help=True)
 
@@ -53,7 +54,11 @@ def _set(name: Named, **values: Any) -> None:
 
 
 _set.__name__ = "set"
-app.command("set")(options.command(_set, options.parameters(BusSettings, environment=False)))
+_FIELDS = [
+    *options.parameters(BusSettings, environment=False),
+    *options.parameters(SigningSettings, prefix=contexts.SIGNING, environment=False),
+]
+app.command("set")(options.command(_set, _FIELDS))
 
 
 @app.command()
