@@ -1,5 +1,6 @@
 """``magnetar context …``."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -49,6 +50,8 @@ def use(name: Named) -> None:
 def _set(name: Named, **values: Any) -> None:
     """Add a context, or change the fields given of one that is there."""
     given = {field: value for field, value in values.items() if value is not None}
+    if key := given.get("signing_key_file"):
+        given["signing_key_file"] = str(Path(key).expanduser().absolute())  # a context is used from any folder
     contexts.put(name, BrokerContext(**given), use=not contexts.load().current)
     note(f"{name} is in {contexts.config_file()}")
 
