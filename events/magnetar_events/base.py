@@ -33,6 +33,13 @@ class Wire(BaseModel):
     )
 
 
+class Later:
+    """Marks a field that came after logs had been recorded (in ``Annotated``, or as a dataclass field's metadata).
+
+    While it holds its default it is left out of the state's digest, so that an old log keeps the one it was recorded with.
+    """
+
+
 def parse_memory(value: object) -> object:
     """Turn ``"100Mi"`` or ``"2G"`` (Kubernetes quantities) into bytes; leave anything that is not a string alone.
 

@@ -37,6 +37,9 @@ class Input:
         size: of the bytes.
         sha256: of the bytes, hex; empty when ``data`` is there.
         subject: for inputs without bytes: the server or the model.
+        verified: what the leader found of a request's signature: ``signature`` = it is the publisher's; empty = there is
+            none; else the code for which it is refused.
+        publisher: who signed; empty unless the signature is theirs.
     """
 
     kind: str
@@ -48,6 +51,8 @@ class Input:
     size: int = 0
     sha256: str = ""
     subject: str = ""
+    verified: str = ""
+    publisher: str = ""
 
 
 @dataclass(slots=True)

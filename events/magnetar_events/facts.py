@@ -70,7 +70,21 @@ class PolicySet:
 
 @dataclass(slots=True)
 class RequestAccepted:
-    """A request was taken up; ``generation`` is the model's that answers it (0 = not of a model)."""
+    """A request was taken up.
+
+    Attributes:
+        request: its id.
+        source: its source.
+        kind: of request.
+        subject: what it is about.
+        generation: the model's that answers it (0 = not of a model).
+        actor: who asked; a mere claim while ``authverified`` is ``none``.
+        authtype: ``user``, ``service``, …
+        authverified: how the leader knows: ``signature`` = the actor signed; ``gateway`` = the publisher did, and vouches
+            for the actor; ``none`` = it does not.
+        reason: why, in free text.
+        publisher: who signed; empty = nobody.
+    """
 
     request: str
     source: str
@@ -81,6 +95,7 @@ class RequestAccepted:
     authtype: str
     authverified: str
     reason: str
+    publisher: str = ""
 
 
 @dataclass(slots=True)
@@ -95,6 +110,7 @@ class RequestRejected:
         code: UNDECODABLE, UNKNOWN_KIND, INVALID, CREDENTIAL_IN_URI, GENERATION_CONFLICT, NOT_FOUND, …
         field: which field is wrong, e.g. ``event.model.memory``.
         message: for people.
+        publisher: who signed it; empty = nobody, as far as is known.
     """
 
     request: str
@@ -104,6 +120,7 @@ class RequestRejected:
     code: str
     field: str
     message: str
+    publisher: str = ""
 
 
 @dataclass(slots=True)

@@ -4,15 +4,48 @@ Policy is state. It is set by a request (``SetPolicy``) and held as a fact (``Po
 a second scheduler agree. Every duration is in milliseconds.
 """
 
+import base64
+import binascii
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from magnetar_events.base import Wire
+from magnetar_events.base import Later, Name, Wire
 
 _Interval = Annotated[int, Field(ge=10, le=86_400_000)]
 _Duration = Annotated[int, Field(ge=0, le=7 * 86_400_000)]
 _Share = Annotated[float, Field(ge=0, le=1)]
+
+
+KEY_BYTES = 32
+"""Length of an Ed25519 public key (RFC 8032)."""
+
+SHORTEST_MEMORY_MS = 3_600_000
+"""With less memory of requests than this (ms) a signed one could not be told from its replay by clocks that differ."""
+
+
+def _public_key(value: str) -> str:
+    try:
+        key = base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"not an Ed25519 public key: base64 of {KEY_BYTES} bytes, as `magnetar keys new` prints it")
+    return value
+
+
+class Publisher(Wire):
+    """Somebody who signs requests, and what a signature of theirs is good for.
+
+    Attributes:
+        key: Ed25519 public key: base64 of its 32 bytes.
+        gateway: it has checked who asked, and may name another actor than itself.
+        policy: it may set the policy while signatures are required.
+    """
+
+    key: Annotated[str, Field(max_length=64), AfterValidator(_public_key)]
+    gateway: bool = False
+    policy: bool = False
 
 
 class Policy(Wire):
@@ -38,6 +71,8 @@ class Policy(Wire):
         request_memory_ms: a request's id is remembered for this long of log time.
         piece: models re-placed in one entry.
         forget_server_ms: a lost server's name and bookings are dropped after this long.
+        publishers: who signs requests, by name.
+        require_signature: requests that are not signed by one of these are refused.
     """
 
     heartbeat_ms: _Interval = 3_000
@@ -59,6 +94,10 @@ class Policy(Wire):
     request_memory_ms: _Duration = 86_400_000
     piece: Annotated[int, Field(ge=1, le=1_000)] = 100
     forget_server_ms: _Interval = 86_400_000
+    publishers: Annotated[dict[Name, Publisher], Field(max_length=1_000), Later] = Field(
+        default_factory=dict[str, Publisher]
+    )
+    require_signature: Annotated[bool, Later] = False
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> "Policy":
@@ -69,5 +108,16 @@ class Policy(Wire):
         if self.reading_stale_ms < self.heartbeat_ms:
             raise ValueError(
                 f"readingStaleMs {self.reading_stale_ms} is less than a heartbeat of {self.heartbeat_ms} ms"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_may_set_it(self) -> "Policy":
+        if self.require_signature and not any(publisher.policy for publisher in self.publishers.values()):
+            raise ValueError("requireSignature without a publisher whose policy is true: nobody could set it again")
+        if self.publishers and self.request_memory_ms < SHORTEST_MEMORY_MS:
+            raise ValueError(
+                f"requestMemoryMs {self.request_memory_ms} is less than {SHORTEST_MEMORY_MS}: with publishers, requests "
+                "are remembered for that long, or a signed one could be replayed"
             )
         return self

@@ -17,7 +17,7 @@ class Actor(Wire):
     Attributes:
         authtype: ``user``, ``service``, … (CloudEvents auth context).
         authid: an opaque id, never a name or an address of a person.
-        authverified: how it is known; the leader says ``none`` unless it checked.
+        authverified: how it is known. What is written here is never believed: the log has what the leader verified.
     """
 
     authtype: Text = "unknown"

@@ -264,3 +264,38 @@ def test_an_upgrade_is_finalized_once_no_older_scheduler_runs(cli: Cli, settings
         assert cli.json("upgrade", "finalize", "--reason", "all are new") == {"before": 1, "foldVersion": FOLD_VERSION}
         assert led.state.fold_version == FOLD_VERSION
         assert cli.json("upgrade", "finalize") == {"before": FOLD_VERSION, "foldVersion": FOLD_VERSION}
+
+
+def test_requests_are_signed_and_the_history_says_by_whom(
+    cli: Cli, leader: object, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """keys new → policy → a context that signs → requireSignature → history; without the key nothing is accepted."""
+    monkeypatch.chdir(tmp_path)
+    key = cli("keys", "new", "ops").strip()
+    cli("keys", "new", "ops", expect=ExitCode.FAILED)
+    cli("keys", "new", "../ops", expect=ExitCode.USAGE)
+    policy = {
+        "apiVersion": "magnetar/v1",
+        "kind": "Policy",
+        "spec": {"publishers": {"ops": {"key": key, "policy": True}}},
+    }
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    cli("apply", "-f", manifest)
+    cli("apply", "-f", "policy.json")
+    policy["spec"]["requireSignature"] = True  # type: ignore[index]
+    (tmp_path / "policy.json").write_text(json.dumps(policy))
+    cli("apply", "-f", "policy.json", expect=ExitCode.REJECTED)
+    assert "WOULD_LOCK_OUT" in cli.err
+    cli("context", "set", "here", "--signing-key-file", "ops.pem", "--signing-name", "ops")
+    monkeypatch.chdir("/")
+    cli("apply", "-f", tmp_path / "policy.json")
+    cli("model", "scale", "iris", 2)
+    monkeypatch.delenv("MAGNETAR_SIGNING_KEY_FILE", raising=False)
+    cli("context", "set", "here", "--signing-key-file", tmp_path / "none.pem")
+    cli("model", "scale", "iris", 3, expect=ExitCode.FAILED)
+    assert "cannot be read" in cli.err
+    history = cli.json("model", "history", "iris")
+    assert [(change["authverified"], change["publisher"]) for change in history] == [("none", ""), ("signature", "ops")]
+    shown = cli("model", "history", "iris")
+    assert "unverified uid-" in shown
+    assert "ops (signed)" in shown

@@ -119,10 +119,12 @@ class World:
 
     # --- users ----------------------------------------------------------------------------------------------------------
 
-    def request(self, event: ModelEvent) -> list[f.Fact]:
+    def request(self, event: ModelEvent, verified: str = "", publisher: str = "") -> list[f.Fact]:
         data = MODEL_EVENT.encode(event)
-        raw = Input("request", "model-events", "", event.event.subject, MODEL_EVENT.fingerprint, data, len(data))
-        return self.feed(i.Request(event), raw)
+        found = {"verified": verified, "publisher": publisher}
+        key, schema = event.event.subject, MODEL_EVENT.fingerprint
+        raw = Input("request", "model-events", "", key, schema, data, len(data), **found)
+        return self.feed(i.Request(event, **found), raw)
 
     def deploy(self, model: ModelSpec | None = None, **envelope: object) -> list[f.Fact]:
         return self.request(ModelEvent(event=DeployModel(model=model or spec()), **envelope))  # type: ignore[arg-type]

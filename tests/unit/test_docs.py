@@ -30,13 +30,14 @@ from magnetar_common import metrics
 from magnetar_common.brokers import embedded
 from magnetar_common.bus import connect
 from magnetar_common.settings import BusSettings
+from magnetar_common.signing import SigningSettings
 from magnetar_common.topics import DAY_MINUTES, TOPICS, Topic
 from magnetar_common.transitions import TRANSITIONS, R, is_legal
 from magnetar_events import __main__ as schema_commands
 from magnetar_events import reports, requests
 from magnetar_events.commands import CommandKind
 from magnetar_events.facts import Fact
-from magnetar_events.policy import Policy
+from magnetar_events.policy import Policy, Publisher
 from magnetar_projector.main import ProjectorSettings
 from magnetar_registry.main import RegistrySettings
 from magnetar_scheduler.main import SchedulerSettings
@@ -47,7 +48,7 @@ from tests.unit.test_inference import Server
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = sorted((ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")))
-SETTINGS = (BusSettings, SchedulerSettings, RegistrySettings, ProjectorSettings, AgentSettings)
+SETTINGS = (BusSettings, SigningSettings, SchedulerSettings, RegistrySettings, ProjectorSettings, AgentSettings)
 
 each_doc = pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
 
@@ -76,7 +77,10 @@ def _settings(cls: type[BaseSettings]) -> str:
 
 def _fields(cls: type[BaseModel]) -> str:
     said = descriptions(cls)
-    rows = ((f"`{info.alias}`", f"`{info.default}`", said[name]) for name, info in cls.model_fields.items())
+    rows = (
+        (f"`{info.alias}`", f"`{info.get_default(call_default_factory=True)}`", said[name])
+        for name, info in cls.model_fields.items()
+    )
     return _table(("field", "default", "what it is"), rows)
 
 
@@ -146,6 +150,8 @@ def mermaid() -> str:
 
 GENERATED: dict[str, Callable[[], str]] = {
     "bus settings": lambda: _settings(BusSettings),
+    "signing settings": lambda: _settings(SigningSettings),
+    "publisher": lambda: _fields(Publisher),
     "scheduler settings": lambda: _settings(SchedulerSettings),
     "registry settings": lambda: _settings(RegistrySettings),
     "projector settings": lambda: _settings(ProjectorSettings),

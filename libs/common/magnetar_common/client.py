@@ -23,6 +23,7 @@ from magnetar_common.errors import BusUnavailable, LogHole, NotAvailable, Reques
 from magnetar_common.log import LogReader, LogRecord, replay, until_position
 from magnetar_common.model_folds import fold_model
 from magnetar_common.settings import BusSettings
+from magnetar_common.signing import Signer, SigningSettings, signer_of
 from magnetar_common.state import Model
 from magnetar_common.status import ModelState, model_status
 from magnetar_common.topics import MODEL_EVENTS
@@ -109,14 +110,26 @@ class Magnetar:
     Args:
         bus: a connection of the caller's, which stays open; or how to make one (None = as the environment says).
         source: which service asks; stable, for a retry is known by (source, id).
-        actor: on whose behalf.
+        actor: on whose behalf; one who signs names itself, unless it is a gateway.
+        signer: signs the requests; None = as the environment says (:class:`SigningSettings`).
+
+    Raises:
+        SigningKeyUnusable: the environment names a key that cannot be used.
     """
 
-    def __init__(self, bus: Bus | BusSettings | None = None, *, source: str, actor: Actor | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus | BusSettings | None = None,
+        *,
+        source: str,
+        actor: Actor | None = None,
+        signer: Signer | None = None,
+    ) -> None:
+        self._signer = signer or signer_of(SigningSettings())
         self._owned = bus is None or isinstance(bus, BusSettings)
         self._bus: Bus = connect(bus) if bus is None or isinstance(bus, BusSettings) else bus
         self._source = source
-        self._actor = actor or Actor()
+        self._actor = actor or (self._signer.actor if self._signer else Actor())
         self._producer: Producer | None = None
         self._opening = threading.Lock()
 
@@ -195,6 +208,7 @@ class Magnetar:
         event = ModelEvent(
             id=identifier or str(uuid.uuid4()),
             source=self._source,
+            cluster=self._signer.cluster if self._signer else "",
             actor=self._actor,
             reason=reason,
             expected_generation=expected_generation,
@@ -204,6 +218,8 @@ class Magnetar:
         reader = LogReader(self._bus, LATEST, name=self._source)  # before the request is sent: its answer comes after
         try:
             payload, properties = MODEL_EVENT.encode(event), cloudevents.of_request(event)
+            if self._signer is not None:
+                properties = self._signer.sign(payload, properties)
             producer.send(payload, key=wish.subject, properties=properties)
         except BaseException:
             reader.close()
@@ -326,8 +342,8 @@ class Handle:
     def _answered(self, entry: Entry, answer: f.Fact) -> None:
         if isinstance(answer, f.RequestRepeated):
             first: list[f.Fact] = []
-            self._model = self._as_of(entry.position, first)
-            answer = next(fact for fact in first if not isinstance(fact, f.RequestRepeated))
+            self._model = self._as_of(entry.position, first, answer.position)
+            answer = first[0]
         if isinstance(answer, f.RequestRejected):
             self.outcome = Outcome(OutcomeState.REJECTED, code=answer.code, field=answer.field, message=answer.message)
             return
@@ -341,14 +357,21 @@ class Handle:
             self._model = Model(self._subject)
             self._fold(self._model, entry)
         else:
-            self._model = self._as_of(entry.position, [])
+            self._model = self._as_of(entry.position)
             self._judge(self._model)
 
-    def _as_of(self, position: int, answers: list[f.Fact]) -> Model:
-        """Replay the log up to a position: return the model there (an empty one if it is gone), and add our answers."""
+    def _as_of(self, position: int, answers: list[f.Fact] | None = None, answered: int = BARRIER) -> Model:
+        """Replay the log up to a position: return the model there (an empty one if it is gone).
+
+        Args:
+            position: the last.
+            answers: is given our answer in the entry at ``answered``.
+            answered: position of an entry.
+        """
 
         def collect(record: LogRecord) -> None:
-            answers.extend(fact for fact in record.entry.facts if _answers(fact, self._name))
+            if answers is not None and record.entry.position == answered:
+                answers.extend(fact for fact in record.entry.facts if _answers(fact, self._name))
 
         state = replay(self._bus, until_position(position), collect)
         if state.position < position:

@@ -89,6 +89,10 @@ class RequestRefused(MagnetarError):
         self.message = message
 
 
+class SigningKeyUnusable(MagnetarError):
+    """A private key cannot be read, or is not an Ed25519 key; or nothing is installed to sign with."""
+
+
 class NoRoute(MagnetarError):
     """No replica can take an inference request.
 

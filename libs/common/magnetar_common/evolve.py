@@ -10,7 +10,7 @@ from typing import Any
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
 from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
-from magnetar_common.state import Model, ReplicaKey, Server, State
+from magnetar_common.state import Model, ReplicaKey, Server, State, request_name
 from magnetar_common.transitions import ARRIVING, R
 from magnetar_events import facts as f
 from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
@@ -151,6 +151,15 @@ def _policy_set(state: State, fact: f.PolicySet) -> None:
     state.room += 1
 
 
+UNAUTHENTIC = frozenset({"SIGNATURE_REQUIRED", "SIGNATURE_INVALID", "SIGNATURE_EXPIRED", "UNKNOWN_PUBLISHER"})
+"""Codes of requests that are not known to be their sender's: their names are not remembered, for anybody may use them."""
+
+
+def _rejected(state: State, fact: f.RequestRejected) -> None:
+    if fact.code not in UNAUTHENTIC:
+        _request(state, fact)
+
+
 def _request(state: State, fact: f.RequestAccepted | f.RequestRejected) -> None:
     if not fact.request:
         return
@@ -160,7 +169,8 @@ def _request(state: State, fact: f.RequestAccepted | f.RequestRejected) -> None:
         if state.requests[first][1] >= oldest:
             break
         del state.requests[first]
-    state.requests.setdefault((fact.source, fact.request), (state.position, state.at))
+    name = request_name(fact.source, fact.request, fact.publisher)
+    state.requests.setdefault(name, (state.position, state.at))
 
 
 def _nothing(state: State, fact: Any) -> None:
@@ -340,7 +350,7 @@ _FOLDS: dict[type, Callable[[State, Any], None]] = {
     f.LogRebased: _log_rebased,
     f.PolicySet: _policy_set,
     f.RequestAccepted: _request,
-    f.RequestRejected: _request,
+    f.RequestRejected: _rejected,
     f.RequestRepeated: _nothing,
     f.ReportIgnored: _nothing,
     f.ServerJoined: _server_joined,

@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 
 from magnetar_common.state import Server, State
 from magnetar_events.avro import to_wire
+from magnetar_events.base import Later
 from magnetar_events.facts import Fact
 
 Json = dict[str, Any]
@@ -33,7 +34,7 @@ def state_to_dict(state: State) -> Json:
         booked=_books(state.booked),
         arriving=_books(state.arriving),
         requests=[
-            {"source": source, "id": request, "position": position, "at": at}
+            {"source": source, "id": request, "position": position, "at": at}  # as `request_name` made them
             for (source, request), (position, at) in sorted(state.requests.items())
         ],
         servers={key: server_to_dict(server) for key, server in sorted(state.servers.items())},
@@ -91,10 +92,31 @@ def _fields(cls: type[Any]) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, to_camel(field.name)) for field in dataclasses.fields(cls) if field.compare)
 
 
+@cache
+def _later(cls: type[Any]) -> tuple[tuple[str, str, Any], ...]:
+    """Return (attribute, name in JSON, default) of the fields that are left out while they hold it: see :class:`Later`."""
+    if issubclass(cls, BaseModel):
+        described = ((name, info, info.metadata) for name, info in cls.model_fields.items())
+        defaults = {
+            name: info.get_default(call_default_factory=True) for name, info, said in described if Later in said
+        }
+    else:
+        defaults = {
+            field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+            for field in dataclasses.fields(cls)
+            if Later in field.metadata
+        }
+    return tuple((name, wire, defaults[name]) for name, wire in _fields(cls) if name in defaults)
+
+
 def _record(value: Any, **given: Any) -> Json:
     """Return a record's fields; those in ``given`` are rendered already."""
-    fields = _fields(cast("type[Any]", type(value)))
-    return {wire: given[name] if name in given else plain(getattr(value, name)) for name, wire in fields}
+    cls = cast("type[Any]", type(value))
+    shown = {wire: given[name] if name in given else plain(getattr(value, name)) for name, wire in _fields(cls)}
+    for name, wire, default in _later(cls):
+        if getattr(value, name) == default:
+            del shown[wire]
+    return shown
 
 
 def _mapping(value: Mapping[Any, Any]) -> Any:

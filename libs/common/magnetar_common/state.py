@@ -13,7 +13,7 @@ from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServerInfo, ServiceRecord
 
-__all__ = ["Model", "Replica", "ReplicaKey", "Server", "State", "Version"]
+__all__ = ["Model", "Replica", "ReplicaKey", "Server", "State", "Version", "request_name"]
 
 
 class ReplicaKey(NamedTuple):
@@ -22,6 +22,15 @@ class ReplicaKey(NamedTuple):
     model: str
     generation: int
     server: str
+
+
+def request_name(source: str, request: str, publisher: str) -> tuple[str, str]:
+    """Return by what a request is remembered.
+
+    Those that a publisher signed have names of their own, so that nobody else can take one first and have the signed
+    request passed over as a repeat. A source holds no line feed, so the names cannot meet.
+    """
+    return (f"{publisher}\n{source}" if publisher else source), request
 
 
 @dataclass(slots=True)
@@ -265,7 +274,7 @@ class State:
         booked: (host, device uuid) → bytes reserved by all servers on that host.
         arriving: the part of ``booked`` whose loads are not finished: no reading shows it yet.
         generations: last generation of every model that ever was.
-        requests: (source, id) → (position, log time) of the requests of the last day.
+        requests: :func:`request_name` → (position, log time) of the requests of the last day.
         illegal: facts that the transition table forbids; more than 0 is a defect of a writer.
         unsettled: models to be worked on without further input.
         waiting: models that wait for room.

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from magnetar_cli.connection import Following
+from magnetar_cli.contexts import signing_settings
 from magnetar_cli.exit_codes import TimedOut
 from magnetar_cli.manifests import Manifest
 from magnetar_cli.output import STDERR, Format, Json, note, show
@@ -16,6 +17,7 @@ from magnetar_cli.waiting import parse_state, wait_for
 from magnetar_common.bus import Bus
 from magnetar_common.client import Handle, Magnetar, Outcome
 from magnetar_common.errors import RequestRefused, Unanswered
+from magnetar_common.signing import signer_of
 from magnetar_events.requests import Actor, DeployModel, SetPolicy
 
 SOURCE = "magnetar-cli"
@@ -35,9 +37,10 @@ Generation = Annotated[
 
 @contextmanager
 def asking(bus: Bus) -> Generator[Magnetar]:
-    """Open a way to ask, in the name of whoever runs this."""
-    actor = Actor(authtype="user", authid=f"uid-{os.getuid()}")
-    with Magnetar(bus, source=SOURCE, actor=actor) as magnetar:
+    """Open a way to ask: in the name of whoever signs, or else of whoever runs this."""
+    signer = signer_of(signing_settings())
+    actor = signer.actor if signer else Actor(authtype="user", authid=f"uid-{os.getuid()}")
+    with Magnetar(bus, source=SOURCE, actor=actor, signer=signer) as magnetar:
         yield magnetar
 
 

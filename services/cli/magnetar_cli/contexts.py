@@ -7,6 +7,7 @@ file that somebody forgot.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +17,7 @@ from pydantic_settings import BaseSettings
 from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import to_yaml
 from magnetar_common.settings import BusSettings
+from magnetar_common.signing import SigningSettings
 
 CONTEXT = "MAGNETAR_CONTEXT"
 """Environment variable that names a context."""
@@ -24,8 +26,15 @@ CONFIG = "MAGNETAR_CONFIG"
 """Environment variable that names the file."""
 
 
+SIGNING = "signing_"
+"""What the names of a context's fields begin with that are of :class:`SigningSettings`."""
+
+
 class BrokerContext(BaseModel):
-    """How to reach one broker; the same fields as :class:`BusSettings`. What is not set comes from the environment."""
+    """How to reach one broker, and how to sign what is asked there.
+
+    The same fields as :class:`BusSettings` and :class:`SigningSettings`; what is not set comes from the environment.
+    """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
 
@@ -36,6 +45,9 @@ class BrokerContext(BaseModel):
     trust_certs: str = ""
     operation_timeout_s: int = 10
     data_dir: str = ""
+    signing_key_file: str = ""
+    signing_name: str = ""
+    signing_cluster: str = "local"
 
 
 class Contexts(BaseModel):
@@ -121,13 +133,27 @@ def bus_settings() -> BusSettings:
         NotFound: the named context does not exist.
         Misused: the file or the environment is not valid.
     """
-    contexts = load()
-    name = in_use(contexts)
-    fields = contexts.named(name).model_dump(exclude_unset=True) if name else {}
     try:
-        return BusSettings(**fields)
+        return BusSettings(**_fields_in_use())
     except ValidationError as error:
         raise Misused(f"the settings of the broker are not valid: {_first(error)}") from error
+
+
+def signing_settings() -> SigningSettings:
+    """Return how requests are signed.
+
+    Raises:
+        NotFound: the named context does not exist.
+        Misused: the file is not valid.
+    """
+    fields = _fields_in_use().items()
+    return SigningSettings(**{name.removeprefix(SIGNING): value for name, value in fields if name.startswith(SIGNING)})
+
+
+def _fields_in_use() -> dict[str, Any]:
+    contexts = load()
+    name = in_use(contexts)
+    return contexts.named(name).model_dump(exclude_unset=True) if name else {}
 
 
 def export(settings: BaseSettings) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from magnetar_agent.environments import EnvironmentUnavailable
-from magnetar_cli.commands import context, demo, doctor, log, model, server, service, topics, up, upgrade
+from magnetar_cli.commands import context, demo, doctor, keys, log, model, server, service, topics, up, upgrade
 from magnetar_cli.commands.apply import apply
 from magnetar_cli.commands.replay import replay
 from magnetar_cli.commands.run import Services
@@ -42,6 +42,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(upgrade.app, name="upgrade")
 app.command()(doctor.doctor)
 app.add_typer(context.app, name="context")
+app.add_typer(keys.app, name="keys")
 
 
 def _version(value: bool) -> None:

@@ -31,8 +31,10 @@ class Change:
         generation: the version that was made, or that it was about.
         request: id of the request; empty if no request asked for it.
         source: which client sent it.
-        actor: who asked.
-        authtype: how the actor is known.
+        actor: who asked; a mere claim while ``authverified`` is ``none``.
+        authtype: ``user``, ``service``, …
+        authverified: how the leader knows: ``none``, ``signature`` or ``gateway``; empty if no request asked for it.
+        publisher: who signed; empty = nobody.
         reason: why, in free text.
         differences: to the specification before; empty for the first version.
     """
@@ -45,6 +47,8 @@ class Change:
     source: str
     actor: str
     authtype: str
+    authverified: str
+    publisher: str
     reason: str
     differences: tuple[Difference, ...]
 
@@ -85,11 +89,28 @@ def _change(
 ) -> Change:
     entry = record.entry
     asked = (
-        (request.request, request.source, request.actor, request.authtype, request.reason)
+        (
+            request.request,
+            request.source,
+            request.actor,
+            request.authtype,
+            request.authverified,
+            request.publisher,
+            request.reason,
+        )
         if request is not None
-        else ("", "", "", "", "")
+        else ("", "", "", "", "", "", "")
     )
     return Change(entry.position, entry.wall, kind, generation, *asked, differences)
+
+
+def who(actor: str, authtype: str, authverified: str, publisher: str) -> str:
+    """Return who asked, in words that tell a verified name from a claim, whatever the claim says."""
+    if authverified == "signature":
+        return f"{actor} (signed)"
+    if authverified == "gateway":
+        return f"{actor} via {publisher} (signed)"
+    return f"unverified {actor or f'{authtype} actor'}"
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -6,6 +6,7 @@ from typing import Any
 from magnetar_common.state import State
 from magnetar_events import facts as f
 from magnetar_events.facts import Fact
+from magnetar_projector.history import who
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _OF_A_WHOLE_SERVER = (f.ServerUpdated, f.ServerLost, f.ServerForgotten)
@@ -84,8 +85,8 @@ def _policy_set(fact: f.PolicySet) -> str:
 
 def _request_accepted(fact: f.RequestAccepted) -> str:
     version = f" v{fact.generation}" if fact.generation else ""
-    who = fact.actor or f"{fact.authtype} actor"
-    return f"{fact.kind} {fact.subject}{version} accepted from {who} ({fact.source}){_because(fact.reason)}"
+    asked = who(fact.actor, fact.authtype, fact.authverified, fact.publisher)
+    return f"{fact.kind} {fact.subject}{version} accepted from {asked} ({fact.source}){_because(fact.reason)}"
 
 
 def _request_rejected(fact: f.RequestRejected) -> str:

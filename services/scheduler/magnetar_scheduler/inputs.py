@@ -13,9 +13,17 @@ from magnetar_events.requests import ModelEvent
 
 @dataclass(slots=True, frozen=True)
 class Request:
-    """Somebody wants something."""
+    """Somebody wants something.
+
+    Attributes:
+        event: what.
+        verified: what the leader found of its signature; see :class:`magnetar_events.entry.Input`.
+        publisher: who signed; empty = nobody.
+    """
 
     event: ModelEvent
+    verified: str = ""
+    publisher: str = ""
 
 
 @dataclass(slots=True, frozen=True)
@@ -121,7 +129,7 @@ def understand(source: Input) -> Decidable:
         raise ValueError(f"an input of kind {source.kind!r} cannot be understood without its bytes")
     try:
         if source.kind == "request":
-            return Request(MODEL_EVENT.decode(source.data, source.schema))
+            return Request(MODEL_EVENT.decode(source.data, source.schema), source.verified, source.publisher)
         if source.kind == "report":
             return Report(AGENT_EVENT.decode(source.data, source.schema))
         record = SERVICE_RECORD.decode(source.data, source.schema)

@@ -33,9 +33,10 @@ from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT, Undecodable
 from magnetar_events.entry import Entry, Input
 from magnetar_scheduler.appender import Appender
+from magnetar_scheduler.authentic import examined
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.dispatch import Dispatch
-from magnetar_scheduler.inputs import Alive, Decidable, Elected, Rejected, understand
+from magnetar_scheduler.inputs import Alive, Decidable, Elected, Rejected, Request, understand
 from magnetar_scheduler.journal import EntryTooLarge, NotFinalized, from_message, make_entry, properties_of, short
 from magnetar_scheduler.leadership import Mandate, check_broker
 from magnetar_scheduler.outbox import Outbox
@@ -223,7 +224,22 @@ class Leader:
         if message.topic != SERVICE_REGISTRY.name:  # of which only what is unreadable comes this way
             self._handled = {**self._handled, source.topic: source.message_id}
         INPUT_LAG.labels(source.topic).set(max(0.0, time.time() - message.publish_ms / 1000))
-        self._decide(source, _understood(source))
+        self._decide(*self._understood(source, message))
+
+    def _understood(self, source: Input, message: Message) -> tuple[Input, Decidable]:
+        """Understand an input from outside: whatever its bytes do to us, they cost only this input."""
+        try:
+            understood = understand(source)
+            if isinstance(understood, Request):
+                source = examined(source, message, understood.event, self.state, time.time_ns() // 1_000_000)
+                understood = Request(understood.event, source.verified, source.publisher)
+            return source, understood
+        except Exception as error:  # noqa: BLE001 - see above
+            _log.error(
+                "an input could not be understood", topic=source.topic, message_id=source.message_id, exc_info=error
+            )
+            defect = Undecodable("DEFECT", "", f"{type(error).__name__}: {error}")
+            return source, Rejected(source.topic, source.message_id, defect)
 
     def _hear(self, heard: _Heard, now: float) -> None:
         assert self._watch is not None
@@ -384,15 +400,6 @@ class Leader:
                 counts[replica.state] = counts.get(replica.state, 0) + 1
         for name in REPLICA_STATES:
             REPLICAS.labels(name).set(counts.get(name, 0))
-
-
-def _understood(source: Input) -> Decidable:
-    """Understand an input from outside: whatever its bytes do to us, they cost only this input."""
-    try:
-        return understand(source)
-    except Exception as error:  # noqa: BLE001 - see above
-        _log.error("an input could not be understood", topic=source.topic, message_id=source.message_id, exc_info=error)
-        return Rejected(source.topic, source.message_id, Undecodable("DEFECT", "", f"{type(error).__name__}: {error}"))
 
 
 def _defect(source: Input, error: Exception) -> f.RequestRejected:

@@ -3,22 +3,18 @@
 from collections.abc import Callable
 from typing import Any
 
-from magnetar_common.state import Model, Server
+from magnetar_common.state import Model, Server, request_name
 from magnetar_events import facts as f
 from magnetar_events import versions
 from magnetar_events.commands import COMMAND_KINDS
 from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.models import ModelSpec
 from magnetar_events.requests import DeployModel, FinalizeUpgrade, ModelEvent, ScaleModel, SetPolicy, UndeployModel
+from magnetar_scheduler.authorship import Author, author_of, check_may_govern, check_may_set
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Rejected, Request
 from magnetar_scheduler.reconcile import reconcile
-
-
-class _Refusal(Exception):
-    def __init__(self, code: str, field: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.field, self.message = code, field, message
+from magnetar_scheduler.refusal import Refusal
 
 
 def on_request(draft: Draft, source: Request) -> None:
@@ -26,17 +22,27 @@ def on_request(draft: Draft, source: Request) -> None:
     event = source.event
     if event.cluster not in ("", draft.state.cluster):
         return
-    earlier = draft.state.requests.get((event.source, event.id))
-    if earlier is not None:
-        draft.emit(f.RequestRepeated(event.id, event.source, earlier[0]))
-        return
     try:
+        author = author_of(draft.policy, source)
+        earlier = draft.state.requests.get(request_name(event.source, event.id, author.publisher))
+        if earlier is not None:
+            draft.emit(f.RequestRepeated(event.id, event.source, earlier[0]))
+            return
         _check_generation(draft, event)
-        _ON[type(event.event)](draft, event, event.event)
-    except _Refusal as refusal:
+        _ON[type(event.event)](draft, event, author, event.event)
+    except Refusal as refusal:
         kind, subject = type(event.event).__name__, event.event.subject
         draft.emit(
-            f.RequestRejected(event.id, event.source, kind, subject, refusal.code, refusal.field, refusal.message)
+            f.RequestRejected(
+                event.id,
+                event.source,
+                kind,
+                subject,
+                refusal.code,
+                refusal.field,
+                refusal.message,
+                source.publisher,
+            )
         )
     _hold_back(draft, event)
 
@@ -80,13 +86,12 @@ def _check_generation(draft: Draft, event: ModelEvent) -> None:
     model = draft.state.models.get(event.event.subject)
     current = model.generation if model is not None and not model.deleted else 0
     if event.expected_generation != current:
-        raise _Refusal(
+        raise Refusal(
             "GENERATION_CONFLICT", "expectedGeneration", f"expected {event.expected_generation}, and it is {current}"
         )
 
 
-def _accept(draft: Draft, event: ModelEvent, generation: int) -> None:
-    actor = event.actor
+def _accept(draft: Draft, event: ModelEvent, author: Author, generation: int) -> None:
     draft.emit(
         f.RequestAccepted(
             event.id,
@@ -94,26 +99,27 @@ def _accept(draft: Draft, event: ModelEvent, generation: int) -> None:
             type(event.event).__name__,
             event.event.subject,
             generation,
-            actor.authid,
-            actor.authtype,
-            "none",  # nothing is verified yet, whatever the message claims
+            author.actor,
+            author.authtype,
+            author.authverified,
             event.reason,
+            author.publisher,
         )
     )
 
 
-def _deploy(draft: Draft, event: ModelEvent, wish: DeployModel) -> None:
+def _deploy(draft: Draft, event: ModelEvent, author: Author, wish: DeployModel) -> None:
     spec, key = wish.model, wish.model.key
     model = draft.state.models.get(key)
     if model is not None and not model.deleted and _same_version(model.target.spec, spec):
-        _accept(draft, event, model.generation)
+        _accept(draft, event, author, model.generation)
         if model.wanted != spec.replicas:
             draft.emit(f.ModelScaled(key, spec.replicas, event.field_owner))
         if model.target.failed is not None:
             draft.emit(f.VersionRevived(key, model.generation, "wanted again"))
     else:
         generation = draft.state.generations.get(key, 0) + 1
-        _accept(draft, event, generation)
+        _accept(draft, event, author, generation)
         draft.emit(f.ModelWanted(key, generation, spec))
     reconcile(draft, key)
 
@@ -126,52 +132,54 @@ def _same_version(old: ModelSpec, new: ModelSpec) -> bool:
 def _known(draft: Draft, key: str) -> Model:
     model = draft.state.models.get(key)
     if model is None or model.deleted:
-        raise _Refusal("NOT_FOUND", "event.name", f"there is no model {key}")
+        raise Refusal("NOT_FOUND", "event.name", f"there is no model {key}")
     return model
 
 
-def _undeploy(draft: Draft, event: ModelEvent, wish: UndeployModel) -> None:
+def _undeploy(draft: Draft, event: ModelEvent, author: Author, wish: UndeployModel) -> None:
     model = _known(draft, wish.subject)
-    _accept(draft, event, model.generation)
+    _accept(draft, event, author, model.generation)
     draft.emit(f.ModelUndeployed(model.key, draft.at + draft.policy.delete_deadline_ms))
     reconcile(draft, model.key)
 
 
-def _scale(draft: Draft, event: ModelEvent, wish: ScaleModel) -> None:
+def _scale(draft: Draft, event: ModelEvent, author: Author, wish: ScaleModel) -> None:
     model = _known(draft, wish.subject)
     spec = model.target.spec
     if wish.replicas < spec.min_replicas or (spec.max_replicas and wish.replicas > spec.max_replicas):
         limits = f"{spec.min_replicas} to {spec.max_replicas or 'any'}"
-        raise _Refusal("OUT_OF_RANGE", "event.replicas", f"{wish.replicas} is outside the model's limits, {limits}")
-    _accept(draft, event, model.generation)
+        raise Refusal("OUT_OF_RANGE", "event.replicas", f"{wish.replicas} is outside the model's limits, {limits}")
+    _accept(draft, event, author, model.generation)
     if wish.replicas != model.wanted:
         draft.emit(f.ModelScaled(model.key, wish.replicas, event.field_owner))
         reconcile(draft, model.key, "scaled")
 
 
-def _set_policy(draft: Draft, event: ModelEvent, wish: SetPolicy) -> None:
-    _accept(draft, event, 0)
+def _set_policy(draft: Draft, event: ModelEvent, author: Author, wish: SetPolicy) -> None:
+    check_may_set(draft.policy, wish.policy, author.publisher)
+    _accept(draft, event, author, 0)
     draft.emit(f.PolicySet(wish.policy))
 
 
-def _finalize(draft: Draft, event: ModelEvent, wish: FinalizeUpgrade) -> None:
+def _finalize(draft: Draft, event: ModelEvent, author: Author, wish: FinalizeUpgrade) -> None:
+    check_may_govern(draft.policy, author.publisher)
     in_force = draft.state.version
     if wish.fold_version > FOLD_VERSION:
-        raise _Refusal(
+        raise Refusal(
             "SOFTWARE_TOO_OLD",
             "event.foldVersion",
             f"the leading scheduler knows fold version {FOLD_VERSION}, not {wish.fold_version}: upgrade it first",
         )
     if wish.fold_version < in_force:
-        raise _Refusal(
+        raise Refusal(
             "OUT_OF_RANGE", "event.foldVersion", f"the log is of fold version {in_force}; there is no way back"
         )
     older = sorted(server.key for server in draft.state.servers.values() if not server.lost and _lacks(server))
     if older:
-        raise _Refusal(
+        raise Refusal(
             "AGENTS_TOO_OLD", "event.foldVersion", f"upgrade {len(older)} agents first: {', '.join(older[:10])}"
         )
-    _accept(draft, event, 0)
+    _accept(draft, event, author, 0)
     if wish.fold_version > in_force:
         draft.emit(f.UpgradeFinalized(wish.fold_version))
 
@@ -181,7 +189,7 @@ def _lacks(server: Server) -> bool:
     return bool(server.info.commands) and not set(COMMAND_KINDS) <= set(server.info.commands)
 
 
-_ON: dict[type, Callable[[Draft, ModelEvent, Any], None]] = {
+_ON: dict[type, Callable[[Draft, ModelEvent, Author, Any], None]] = {
     DeployModel: _deploy,
     UndeployModel: _undeploy,
     ScaleModel: _scale,

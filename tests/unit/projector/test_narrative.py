@@ -103,3 +103,18 @@ def test_a_fact_concerns_its_model_and_its_server() -> None:
     assert concerns(world.state, lost) == ("local/a/0", "default/iris")
     assert concerns(State(), lost) == ("local/a/0",)
     assert concerns(State(), f.LeaderAlive(1)) == ()
+
+
+def test_a_claimed_name_is_never_shown_as_verified() -> None:
+    """Whatever an actor calls itself, the line says that nobody verified it."""
+    line = {
+        how: narrate(f.RequestAccepted("1", "ci", "DeployModel", "default/x", 1, actor, "user", how, "", publisher))
+        for how, actor, publisher in (
+            ("none", "ops (signed)", ""),
+            ("signature", "ops", "ops"),
+            ("gateway", "alice", "portal"),
+        )
+    }
+    assert "from unverified ops (signed) (ci)" in line["none"]
+    assert "from ops (signed) (ci)" in line["signature"]
+    assert "from alice via portal (signed) (ci)" in line["gateway"]

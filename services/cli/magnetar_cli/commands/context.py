@@ -1,5 +1,6 @@
 """``magnetar context …``."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +9,7 @@ from magnetar_cli import contexts, options
 from magnetar_cli.contexts import BrokerContext
 from magnetar_cli.output import Columns, Format, Json, Output, note, show
 from magnetar_common.settings import BusSettings
+from magnetar_common.signing import SigningSettings
 
 app = typer.Typer(help="Named contexts: which broker is meant.", no_args_is_help=True)
 
@@ -48,12 +50,18 @@ def use(name: Named) -> None:
 def _set(name: Named, **values: Any) -> None:
     """Add a context, or change the fields given of one that is there."""
     given = {field: value for field, value in values.items() if value is not None}
+    if key := given.get("signing_key_file"):
+        given["signing_key_file"] = str(Path(key).expanduser().absolute())  # a context is used from any folder
     contexts.put(name, BrokerContext(**given), use=not contexts.load().current)
     note(f"{name} is in {contexts.config_file()}")
 
 
 _set.__name__ = "set"
-app.command("set")(options.command(_set, options.parameters(BusSettings, environment=False)))
+_FIELDS = [
+    *options.parameters(BusSettings, environment=False),
+    *options.parameters(SigningSettings, prefix=contexts.SIGNING, environment=False),
+]
+app.command("set")(options.command(_set, _FIELDS))
 
 
 @app.command()

@@ -21,7 +21,7 @@ from magnetar_common.inference import InferenceClient, Routes
 from magnetar_common.log import LogRecord
 from magnetar_common.render import plain
 from magnetar_events.requests import DeployModel
-from magnetar_projector.history import history_of
+from magnetar_projector.history import history_of, who
 from magnetar_projector.places import time_of
 
 app = typer.Typer(help="Models: want them, see them, use them.", no_args_is_help=True)
@@ -161,10 +161,15 @@ _HISTORY: Columns = {
     "time": lambda row: row["time"],
     "what": lambda row: row["kind"],
     "version": lambda row: row["generation"],
-    "who": lambda row: f"{row['actor'] or row['authtype'] or '-'} ({row['source']})",
+    "who": lambda row: _asked(row) if row["request"] else "-",
+    "source": lambda row: row["source"],
     "reason": lambda row: row["reason"],
     "changes": lambda row: "; ".join(f"{d['field']}: {d['before']} → {d['after']}" for d in row["differences"]),
 }
+
+
+def _asked(row: Json) -> str:
+    return who(row["actor"], row["authtype"], row["authverified"], row["publisher"])
 
 
 def _change(key: str, ask: Callable[[Magnetar], Handle]) -> None:
