@@ -25,7 +25,7 @@ from magnetar_common.metrics import (
 )
 from magnetar_common.state import State
 from magnetar_common.table_view import TableView
-from magnetar_common.topics import INPUTS, ROUTES, SERVICE_REGISTRY
+from magnetar_common.topics import ANCHOR, INPUTS, ROUTES, SERVICE_REGISTRY
 from magnetar_common.transitions import STATES as REPLICA_STATES
 from magnetar_events import ROUTE, Route, ServiceRecord
 from magnetar_events import facts as f
@@ -63,9 +63,6 @@ ANCHOR_S = 10.0
 
 BACKLOG = 2_000
 """Inputs taken from the broker and not decided yet, at most."""
-
-ANCHOR = "magnetar-scheduler"
-"""Name of the durable subscription on each input topic; its only use is that the broker keeps what is not handled."""
 
 _ACKNOWLEDGED = object()
 

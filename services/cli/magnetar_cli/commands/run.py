@@ -83,7 +83,7 @@ def command_of(name: str, service: Service) -> Any:
 
     def run(**values: Any) -> None:
         bus = contexts.bus_settings().model_dump()
-        given = {field: value for field in bus if (value := values[f"{_BUS}{field}"]) is not None}
+        given = {field: value for field in bus if (value := values.get(f"{_BUS}{field}")) is not None}
         contexts.export(BusSettings(**{**bus, **given}))
         settings = options.settings_of(cls, values)
         raise typer.Exit(importlib.import_module(service.module).run(settings))
