@@ -110,6 +110,11 @@ class SecureBroker:
         return BusSettings(**values)  # type: ignore[arg-type]
 
 
+def forged(role: str) -> str:
+    """Return a token that no broker signed."""
+    return jwt.encode({"sub": role}, secrets.token_bytes(32), algorithm="HS256")
+
+
 ADMIN = "admin"
 """The broker's superuser."""
 
@@ -138,6 +143,7 @@ def start(folder: Path) -> SecureBroker:
         "tlsTrustCertsFilePath": str(authority.certificate),
         "authenticationEnabled": "true",
         "authorizationEnabled": "true",
+        "authenticationRefreshCheckSeconds": "1",
         "authenticationProviders": "org.apache.pulsar.broker.authentication.AuthenticationProviderToken",
         "tokenSecretKey": f"data:;base64,{base64.b64encode(key).decode()}",
         "superUserRoles": f"{ADMIN},broker",

@@ -30,6 +30,7 @@ from magnetar_common.transitions import STATES as REPLICA_STATES
 from magnetar_events import ROUTE, Route, ServiceRecord
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT, Undecodable
+from magnetar_events.credentials import redacted
 from magnetar_events.entry import Entry, Input
 from magnetar_scheduler.appender import Appender
 from magnetar_scheduler.decide import decide
@@ -363,7 +364,7 @@ def _understood(source: Input) -> Decidable:
 def _defect(source: Input, error: Exception) -> f.RequestRejected:
     """Return the fact that an input could not be decided, and say so loudly: it is a defect of this software."""
     _log.error("an input could not be decided", topic=source.topic, message_id=source.message_id, exc_info=error)
-    message = f"{type(error).__name__}: {error}"[:512]
+    message = redacted(f"{type(error).__name__}: {error}")[:512]
     return f.RequestRejected("", "", source.kind, source.key, "DEFECT", "", message)
 
 
