@@ -8,6 +8,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from magnetar_events.credentials import holds_credential, redacted
 
 _NAME = r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$"
 _MEMORY = re.compile(r"^(\d+(?:\.\d+)?)\s*(|k|M|G|T|Ki|Mi|Gi|Ti)B?$")
@@ -60,6 +63,12 @@ def _printable(value: str) -> str:
     return value
 
 
+def _open(value: str) -> str:
+    if holds_credential(value):
+        raise PydanticCustomError("credential_in_text", "this looks like a credential, and the log keeps it for ever")
+    return value
+
+
 def _name(value: str) -> str:
     if ".." in value:
         raise ValueError("a name may not contain '..'")
@@ -72,10 +81,13 @@ Name = Annotated[str, Field(pattern=_NAME), AfterValidator(_name)]
 OptionalName = Annotated[str, Field(pattern=rf"{_NAME[:-1]}$|^$"), AfterValidator(_name)]
 """A name, or empty for "none"."""
 
-Text = Annotated[str, Field(max_length=1024), AfterValidator(_printable)]
-"""A line of free text for people."""
+Text = Annotated[str, Field(max_length=1024), AfterValidator(_printable), AfterValidator(_open)]
+"""A line of free text for people. One that holds a credential is refused."""
 
-Identifier = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
+Told = Annotated[str, Field(max_length=1024), AfterValidator(_printable), AfterValidator(redacted)]
+"""What some other software said, as a line for people. A credential in it is taken out: the news is worth more."""
+
+Identifier = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable), AfterValidator(_open)]
 """An opaque identifier."""
 
 Count = Annotated[int, Field(ge=0, le=_MAX_LONG)]
@@ -87,5 +99,5 @@ Memory = Annotated[int, BeforeValidator(parse_memory), Field(ge=0, le=_MAX_LONG)
 Millis = Annotated[int, Field(ge=0, le=_MAX_LONG)]
 """A point in time (milliseconds since the epoch) or a duration in milliseconds."""
 
-Labels = Annotated[dict[Annotated[str, Field(max_length=128)], Text], Field(max_length=64)]
+Labels = Annotated[dict[Annotated[str, Field(max_length=128), AfterValidator(_open)], Text], Field(max_length=64)]
 """Free key-value pairs."""

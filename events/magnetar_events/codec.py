@@ -30,7 +30,7 @@ class Undecodable(ValueError):
     """Bytes that are not a valid message.
 
     Attributes:
-        code: UNDECODABLE, UNKNOWN_SCHEMA, UNKNOWN_KIND, INVALID or CREDENTIAL_IN_URI.
+        code: UNDECODABLE, UNKNOWN_SCHEMA, UNKNOWN_KIND, INVALID, CREDENTIAL_IN_URI or CREDENTIAL_IN_TEXT.
         field: which field is wrong, in camelCase with dots; empty if none could be read.
         message: what is wrong with it.
         envelope: the raw fields that could be read, or empty.
@@ -154,5 +154,5 @@ def _validated(cls: type, raw: Any, prefix: str, envelope: Mapping[str, Any], ki
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = prefix + ".".join(str(part) for part in first["loc"])
-        code = "CREDENTIAL_IN_URI" if first["type"] == "credential_in_uri" else "INVALID"
+        code = first["type"].upper() if first["type"].startswith("credential_in_") else "INVALID"
         raise Undecodable(code, field.rstrip("."), first["msg"], envelope=envelope, kind=kind) from error

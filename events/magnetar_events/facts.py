@@ -107,7 +107,7 @@ class RequestRejected:
         source: its source; empty if that could not be read.
         kind: of request.
         subject: what it was about.
-        code: UNDECODABLE, UNKNOWN_KIND, INVALID, CREDENTIAL_IN_URI, GENERATION_CONFLICT, NOT_FOUND, …
+        code: UNDECODABLE, UNKNOWN_KIND, INVALID, CREDENTIAL_IN_URI, CREDENTIAL_IN_TEXT, GENERATION_CONFLICT, NOT_FOUND, …
         field: which field is wrong, e.g. ``event.model.memory``.
         message: for people.
         publisher: who signed it; empty = nobody, as far as is known.

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from magnetar_events.base import Labels, Memory, Name, OptionalName, Text, Wire
+from magnetar_events.credentials import holds_credential
 
 MAX_REPLICAS = 1000
 """More replicas of one model than this are taken for a mistake, and refused."""
@@ -19,10 +20,6 @@ Replicas = Annotated[int, Field(ge=0, le=MAX_REPLICAS)]
 
 
 _USER_AND_PASSWORD = re.compile(r"[^/\\:@]+:[^/\\@]*@")
-_SECRET_PARAMETER = re.compile(
-    r"[?&](sig|signature|token|access_token|api_?key|password|secret|x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid)=",
-    re.IGNORECASE,
-)
 
 
 def _storage_uri(value: str) -> str:
@@ -33,7 +30,7 @@ def _storage_uri(value: str) -> str:
         named = any(urlsplit(part).username for part in value.split("::"))
     except ValueError as error:
         raise ValueError("not a URI") from error
-    if named or _USER_AND_PASSWORD.search(value) or _SECRET_PARAMETER.search(value):
+    if named or _USER_AND_PASSWORD.search(value) or holds_credential(value):
         raise PydanticCustomError(
             "credential_in_uri", "credentials may not be written in a URI; name a secret in secretName instead"
         )

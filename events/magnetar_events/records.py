@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from magnetar_events.base import Count, Identifier, Labels, Memory, Millis, Name, OptionalName, Text, Wire
+from magnetar_events.base import Count, Identifier, Labels, Memory, Millis, Name, OptionalName, Text, Told, Wire
 
 Status = Literal["STARTING", "UP", "DRAINING", "DOWN"]
 
@@ -39,7 +39,7 @@ class Device(Wire):
     free: Memory = 0
     largest_free: Memory = 0
     utilisation: Annotated[float, Field(ge=-1, le=1)] = -1.0
-    error: Text = ""
+    error: Told = ""
 
 
 class RuntimeInfo(Wire):

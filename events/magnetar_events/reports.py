@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from magnetar_events.base import Count, Identifier, Labels, Memory, Millis, Name, Text, Wire
+from magnetar_events.base import Count, Identifier, Labels, Memory, Millis, Name, Text, Told, Wire
 
 ModelKey = Annotated[str, Field(pattern=r"^[a-z0-9.-]{1,63}/[a-z0-9.-]{1,63}$")]
 """``tenant/name``."""
@@ -76,7 +76,7 @@ class ModelLoadFailed(_OfReplica):
 
     code: Text
     retriable: bool = True
-    message: Text = ""
+    message: Told = ""
     attempt: Count = 1
 
 
@@ -92,7 +92,7 @@ class ModelUnloadFailed(_OfReplica):
     """The model may still be in the server."""
 
     code: Text
-    message: Text = ""
+    message: Told = ""
 
 
 class ArtifactRemoved(_OfReplica):
@@ -103,7 +103,7 @@ class ArtifactRemoveFailed(_OfReplica):
     """The artifact may still be on the agent's disk."""
 
     code: Text
-    message: Text = ""
+    message: Told = ""
 
 
 class CommandSuperseded(_OfReplica):

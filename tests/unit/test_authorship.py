@@ -95,7 +95,7 @@ def test_what_is_not_signed_is_refused_once_signatures_are_required(strict: Worl
 
 def test_only_who_may_sets_the_policy_once_signatures_are_required(strict: World) -> None:
     """Others are refused; who may, may also end it."""
-    assert refusal(signed(strict, policy(), "ci")) == ("NOT_PERMITTED", "event.policy")
+    assert refusal(signed(strict, policy(), "ci")) == ("NOT_PERMITTED", "event")
     assert isinstance(signed(strict, policy(publishers=PUBLISHERS))[0], f.RequestAccepted)
     assert author(strict.request(wish())) == ("", "none", "")
 

@@ -1,7 +1,8 @@
 """Pulsar's admin REST interface, as much of it as Magnetar needs. The embedded broker has none."""
 
 import json
-import ssl
+import re
+from collections.abc import Generator, Iterable, Sequence
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
@@ -9,7 +10,8 @@ from urllib.parse import quote
 
 import httpx
 
-from magnetar_common.errors import BusRefused, BusUnavailable, NotThere
+from magnetar_common import tls, tokens
+from magnetar_common.errors import BusRefused, BusUnavailable, NotPermitted, NotThere, Unauthenticated
 from magnetar_common.settings import BusSettings
 
 Json = Any
@@ -22,7 +24,10 @@ class Admin:
     Every method raises:
         BusUnavailable: no answer, or a broken one; trying again may help.
         NotThere: no such tenant, namespace, topic or schema.
-        BusRefused: not permitted, or not valid.
+        NotPermitted: our role may not do that.
+        Unauthenticated: no token, or one that the broker does not accept.
+        Untrusted: who answers there cannot prove that it is the broker.
+        BusRefused: not valid.
     """
 
     def __init__(self, settings: BusSettings) -> None:
@@ -32,10 +37,11 @@ class Admin:
             )
         self.tenant = settings.tenant
         """Pulsar tenant of Magnetar's topics."""
+        self._bearer = _Bearer(settings)
         self._http = httpx.Client(
             base_url=settings.admin_url.rstrip("/") + "/admin/v2/",
-            headers={"Authorization": f"Bearer {settings.token}"} if settings.token else {},
-            verify=ssl.create_default_context(cafile=settings.trust_certs) if settings.trust_certs else True,
+            auth=self._bearer,
+            verify=tls.context(settings.trust_certs) if settings.admin_url.startswith("https") else False,
             timeout=settings.operation_timeout_s,
         )
 
@@ -118,6 +124,51 @@ class Admin:
         """Register an Avro schema (JSON). One that is registered already makes no new version."""
         self._call("POST", f"schemas/{_local(topic)}/schema", body={"type": "AVRO", "schema": schema, "properties": {}})
 
+    def topics(self, namespace: str) -> list[str]:
+        """Return the full names of a namespace's topics."""
+        return self._call("GET", f"persistent/{namespace}")
+
+    def topic_permissions(self, topic: str) -> dict[str, list[str]]:
+        """Return which role may do what with a topic: its own permissions and its namespace's."""
+        return self._call("GET", f"{_path(topic)}/permissions")
+
+    def namespace_permissions(self, namespace: str) -> dict[str, list[str]]:
+        """Return which role may do what with every topic of a namespace."""
+        return self._call("GET", f"namespaces/{namespace}/permissions")
+
+    def permit_topic(self, topic: str, role: str, actions: Sequence[str]) -> None:
+        """Set what a role may do with a topic, which must exist: ``produce``, ``consume``."""
+        self._call("POST", f"{_path(topic)}/permissions/{quote(role, safe='')}", body=list(actions))
+
+    def permit_namespace(self, namespace: str, role: str, actions: Sequence[str]) -> None:
+        """Set what a role may do with every topic of a namespace."""
+        self._call("POST", f"namespaces/{namespace}/permissions/{quote(role, safe='')}", body=list(actions))
+
+    def forbid_topic(self, topic: str, role: str) -> None:
+        """Take from a role what it may do with a topic."""
+        self._call("DELETE", f"{_path(topic)}/permissions/{quote(role, safe='')}")
+
+    def forbid_namespace(self, namespace: str, role: str) -> None:
+        """Take from a role what it may do with every topic of a namespace."""
+        self._call("DELETE", f"namespaces/{namespace}/permissions/{quote(role, safe='')}")
+
+    def subscription_roles(self, namespace: str) -> dict[str, list[str]]:
+        """Return which subscriptions of a namespace are reserved, and for which roles."""
+        return self._call("GET", f"namespaces/{namespace}/permissions/subscription")
+
+    def reserve_subscription(self, namespace: str, subscription: str, roles: Sequence[str]) -> None:
+        """Let only these roles use (or delete) a subscription; who else may consume no longer can."""
+        self._call("POST", f"namespaces/{namespace}/permissions/subscription/{subscription}", body=list(roles))
+
+    def tenant_admins(self) -> list[str]:
+        """Return the roles that administer our tenant (for them and for superusers)."""
+        return self._call("GET", f"tenants/{self.tenant}")["adminRoles"]
+
+    def set_tenant_admins(self, roles: Iterable[str]) -> None:
+        """Set the roles that administer our tenant (for superusers)."""
+        there = self._call("GET", f"tenants/{self.tenant}")
+        self._call("POST", f"tenants/{self.tenant}", body={**there, "adminRoles": sorted(roles)})
+
     def compact(self, topic: str) -> None:
         """Ask for a compaction; it runs in the background."""
         self._call("PUT", f"{_path(topic)}/compaction")
@@ -146,10 +197,21 @@ class Admin:
         try:
             answer = self._http.request(method, path, params=params, json=body)
         except httpx.HTTPError as error:
+            if (untrusted := tls.distrust(error, str(self._http.base_url.copy_with(path="/")))) is not None:
+                raise untrusted from None
             raise BusUnavailable(f"{self._http.base_url}: {method} {path}: {error or type(error).__name__}") from error
         if answer.is_success:
             return answer.text if text else (answer.json() if answer.content else None)
-        said = f"{method} {answer.url}: {answer.status_code} {answer.text.strip()}"
+        reason = _reason(answer)
+        said = f"{method} {answer.url}: {answer.status_code} {reason}"
+        if answer.status_code == HTTPStatus.UNAUTHORIZED and not reason.startswith(_FORBIDDEN):
+            raise Unauthenticated(
+                f"{self._http.base_url.host} asks who we are, and {tokens.fault(self._bearer.token)}: put a token for "
+                "this broker into the file that MAGNETAR_PULSAR_TOKEN_FILE names (or MAGNETAR_PULSAR_TOKEN)"
+            )
+        if answer.status_code in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            role = tokens.claims(self._bearer.token).role or "anonymous"
+            raise NotPermitted(f"role {role} may not do this: {said}")
         if answer.status_code == HTTPStatus.NOT_FOUND:
             raise NotThere(said)
         if answer.status_code == HTTPStatus.CONFLICT:
@@ -161,6 +223,33 @@ class Admin:
 
 class _Exists(BusRefused):
     """What was to be created is there."""
+
+
+_FORBIDDEN = ("Unauthorized", "Don't have permission")
+"""How a 401 begins when the broker knows us, and means 403."""
+
+
+class _Bearer(httpx.Auth):
+    """Sends the token as it is now, for its file may have been replaced."""
+
+    def __init__(self, settings: BusSettings) -> None:
+        self._settings = settings
+        self.token = ""
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        self.token = self._settings.current_token()
+        if self.token:
+            request.headers["Authorization"] = f"Bearer {self.token}"
+        yield request
+
+
+def _reason(answer: httpx.Response) -> str:
+    """Return what the broker gives as its reason; of a page for browsers only the title."""
+    try:
+        return str(answer.json()["reason"])
+    except (ValueError, KeyError, TypeError):
+        title = re.search(r"<title>(.*?)</title>", answer.text, re.DOTALL)
+        return title[1] if title else answer.text.strip()[:500]
 
 
 def _local(topic: str) -> str:

@@ -21,6 +21,18 @@ class NotThere(BusRefused):
     """The broker has no such topic, namespace or tenant."""
 
 
+class NotPermitted(BusRefused):
+    """The broker knows who we are, and this role may not do that."""
+
+
+class Unauthenticated(BusRefused):
+    """The broker does not know who we are: no token, an expired one, or one that it does not accept."""
+
+
+class Untrusted(BusRefused):
+    """Whoever answers at the broker's address cannot prove that it is the broker (TLS)."""
+
+
 class SendTimedOut(BusUnavailable):
     """No acknowledgement came. The message may have been stored all the same."""
 

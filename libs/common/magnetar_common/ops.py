@@ -1,24 +1,33 @@
 """What an operator sees of a service: its logs, its health and its metrics, the last two over HTTP.
 
 ``/livez`` and ``/readyz`` answer 200 or 503 with every check by name; ``/metrics`` is Prometheus' text format.
+
+On a loopback address whoever is on the machine may ask. On any other every caller must send a bearer token, without
+which nothing is served but ``/livez`` and ``/readyz``, and of these only whether all is well: a kubelet has no token.
 """
 
+import hmac
+import ipaddress
 import logging
 import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Self
 
 import prometheus_client
 import structlog
 
-from magnetar_common.errors import MagnetarError
+from magnetar_common.errors import MagnetarError, Unauthenticated
+from magnetar_common.settings import HttpSettings
+from magnetar_events.credentials import redacted
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp, Receive, Scope, Send
     from uvicorn import Server
 
 Check = Callable[[], tuple[bool, str]]
@@ -33,7 +42,8 @@ _log = structlog.get_logger(__name__)
 def configure_logging(service: str, *, json: bool, level: str = "INFO") -> None:
     """Make every log line of this process structured, on stderr, with the service's name in it.
 
-    Lines of the standard library's loggers (uvicorn, httpx, …) take the same form.
+    Lines of the standard library's loggers (uvicorn, httpx, …) take the same form. What looks like a credential is
+    taken out of each, as a last line of defence (see :mod:`magnetar_events.credentials`).
 
     Args:
         service: who speaks.
@@ -65,13 +75,20 @@ def configure_logging(service: str, *, json: bool, level: str = "INFO") -> None:
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
+        _Redacting(
             foreign_pre_chain=shared, processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last]
         )
     )
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     for chatty in ("httpx", "httpcore"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+class _Redacting(structlog.stdlib.ProcessorFormatter):
+    """Works on the whole line, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
 
 
 class Health:
@@ -113,15 +130,23 @@ class OpsServer:
         host: loopback unless somebody decides otherwise.
         port: 0 = any free one; see :attr:`port`.
         routes: starlette routes to serve as well.
+        access: who may ask; by default what the environment says (``MAGNETAR_HTTP_…``).
     """
 
     def __init__(
-        self, health: Health, *, host: str = "127.0.0.1", port: int = 0, routes: Sequence["BaseRoute"] = ()
+        self,
+        health: Health,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        routes: Sequence["BaseRoute"] = (),
+        access: HttpSettings | None = None,
     ) -> None:
         self._health = health
         self._host = host
         self._asked_port = port
         self._routes = routes
+        self._access = access or HttpSettings()
         self._socket: socket.socket | None = None
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
@@ -141,8 +166,14 @@ class OpsServer:
         """Begin to listen.
 
         Raises:
-            MagnetarError: the port is taken, or the ``http`` extra is not installed.
+            MagnetarError: the port is taken, the ``http`` extra is not installed, or the address is not a loopback one
+                and there is no token.
         """
+        if not self._access.current_token() and not _is_loopback(self._host):
+            raise Unauthenticated(
+                f"{self._host} can be reached from other machines, and callers would need no token: put one into the "
+                "file that MAGNETAR_HTTP_TOKEN_FILE names, or listen on 127.0.0.1"
+            )
         try:
             import uvicorn
         except ModuleNotFoundError as error:
@@ -182,18 +213,20 @@ class OpsServer:
     def _app(self) -> "Starlette":
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
+        from starlette.middleware import Middleware
         from starlette.responses import JSONResponse, Response
         from starlette.routing import Route
 
-        def answer(*, live: bool) -> JSONResponse:
+        def answer(request: "Request", *, live: bool) -> JSONResponse:
             ok, checks = self._health.report(live=live)
-            return JSONResponse({"ok": ok, "checks": checks}, 200 if ok else 503)
+            said = {"ok": ok, "checks": checks} if request.state.known else {"ok": ok}
+            return JSONResponse(said, 200 if ok else 503)
 
-        def livez(_: "Request") -> JSONResponse:
-            return answer(live=True)
+        def livez(request: "Request") -> JSONResponse:
+            return answer(request, live=True)
 
-        def readyz(_: "Request") -> JSONResponse:
-            return answer(live=False)
+        def readyz(request: "Request") -> JSONResponse:
+            return answer(request, live=False)
 
         def metrics(_: "Request") -> Response:
             return Response(prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
@@ -203,7 +236,54 @@ class OpsServer:
             return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
         def broken(_: "Request", error: Exception) -> JSONResponse:
-            return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
+            return JSONResponse({"error": redacted(f"{type(error).__name__}: {error}")}, 500)
 
         own = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
-        return Starlette(routes=[*own, *self._routes], exception_handlers={HTTPException: refused, Exception: broken})
+        return Starlette(
+            routes=[*own, *self._routes],
+            middleware=[Middleware(_Guard, self._access)],
+            exception_handlers={HTTPException: refused, Exception: broken},
+        )
+
+
+_OPEN = frozenset({"/livez", "/readyz"})
+
+
+class _Guard:
+    """Lets through who sends the token, and whoever asks for health; ``request.state.known`` tells them apart."""
+
+    def __init__(self, app: "ASGIApp", access: HttpSettings) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        from starlette.responses import JSONResponse
+
+        known, status, said = self._judge(scope)
+        scope.setdefault("state", {})["known"] = known
+        if known or scope["path"] in _OPEN:
+            await self._app(scope, receive, send)
+            return
+        challenge = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
+        await JSONResponse({"error": said}, status, challenge)(scope, receive, send)
+
+    def _judge(self, scope: "Scope") -> tuple[bool, int, str]:
+        try:
+            token = self._access.current_token()
+        except Unauthenticated as error:
+            _log.error("nobody is let in", error=str(error))
+            return False, HTTPStatus.SERVICE_UNAVAILABLE, "this service's own token cannot be read; see its log"
+        if not token:
+            return True, HTTPStatus.OK, ""
+        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, shown = sent.partition(b" ")
+        # The time that the comparison takes says nothing of how much of the token was right.
+        right = scheme.lower() == b"bearer" and hmac.compare_digest(shown.strip(), token.encode())
+        return right, HTTPStatus.UNAUTHORIZED, "send this service's token: Authorization: Bearer …"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -60,6 +60,9 @@ TOPICS = (MODEL_EVENTS, AGENT_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, ROUTES, C
 INPUTS = (MODEL_EVENTS, AGENT_EVENTS)
 """Topics whose messages are each handled once, in order. The registry is not one: it is a level."""
 
+ANCHOR = "magnetar-scheduler"
+"""Name of the durable subscription on each input topic; its only use is that the broker keeps what is not handled."""
+
 
 def commands_topic(server: str, replica: int) -> str:
     """Return the full name of one server's command topic."""

@@ -36,12 +36,15 @@ class BrokerContext(BaseModel):
     The same fields as :class:`BusSettings` and :class:`SigningSettings`; what is not set comes from the environment.
     """
 
-    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid")
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", hide_input_in_errors=True
+    )
 
     url: str = "pulsar://127.0.0.1:6650"
     admin_url: str = ""
     tenant: str = "magnetar"
     token: str = Field(default="", repr=False)
+    token_file: str = ""
     trust_certs: str = ""
     operation_timeout_s: int = 10
     data_dir: str = ""

@@ -2,7 +2,18 @@
 
 from enum import IntEnum
 
-from magnetar_common.errors import BusUnavailable, Deposed, MagnetarError, NoRoute, NotThere, RequestRefused, Unanswered
+from magnetar_common.errors import (
+    BusUnavailable,
+    Deposed,
+    MagnetarError,
+    NoRoute,
+    NotPermitted,
+    NotThere,
+    RequestRefused,
+    Unanswered,
+    Unauthenticated,
+    Untrusted,
+)
 from magnetar_projector.places import BadPlace, NoSuchPlace
 
 NOT_FOUND_STATUS = 404
@@ -25,6 +36,8 @@ class ExitCode(IntEnum):
     """There is no such model, server, service or place in the log."""
     BROKER_UNREACHABLE = 6
     """No broker answers where the context says that one is."""
+    DENIED = 7
+    """The broker does not accept the token, its role may not do this, or the broker's own certificate is not trusted."""
     DEPOSED = 75
     """A scheduler that led and no longer does, or lost the broker (EX_TEMPFAIL): start it again, and it stands by."""
     INTERRUPTED = 130
@@ -33,7 +46,7 @@ class ExitCode(IntEnum):
 
 MEANING = (
     "Exit codes: 0 done; 1 failed; 2 usage or manifest wrong; 3 rejected by the scheduler; 4 timed out; 5 not found; "
-    "6 no broker; 75 deposed (scheduler); 130 interrupted."
+    "6 no broker; 7 token, permission or certificate; 75 deposed (scheduler); 130 interrupted."
 )
 """The same in a line, for `--help`."""
 
@@ -80,6 +93,9 @@ _CODES: tuple[tuple[type[BaseException], ExitCode, str], ...] = (
     (BadPlace, ExitCode.USAGE, ""),
     (NoSuchPlace, ExitCode.NOT_FOUND, ""),
     (NotThere, ExitCode.NOT_FOUND, "magnetar topics apply"),
+    (Unauthenticated, ExitCode.DENIED, "which broker is meant? magnetar context list"),
+    (NotPermitted, ExitCode.DENIED, "who may? magnetar topics grants"),
+    (Untrusted, ExitCode.DENIED, ""),
     (BusUnavailable, ExitCode.BROKER_UNREACHABLE, "which broker is meant? magnetar context list"),
     (Deposed, ExitCode.DEPOSED, ""),
 )

@@ -21,7 +21,9 @@ _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*)$")
 
 
 def parameters(cls: type[BaseSettings], *, prefix: str = "", environment: bool = True) -> list[inspect.Parameter]:
-    """Return one keyword parameter for each field, as typer reads them.
+    """Return one keyword parameter for each field, as typer reads them; secrets have none.
+
+    A field that ``repr`` does not show is a secret, and whoever looks at the processes of a machine reads flags.
 
     None means "not given": then the settings class itself looks into the environment and at its defaults.
 
@@ -34,6 +36,7 @@ def parameters(cls: type[BaseSettings], *, prefix: str = "", environment: bool =
     return [
         _parameter(name, info, prefix, said.get(name, ""), variable(cls, name) if environment else None)
         for name, info in cls.model_fields.items()
+        if info.repr
     ]
 
 
@@ -48,7 +51,7 @@ def settings_of(cls: type[S], values: Mapping[str, Any], *, prefix: str = "") ->
     Raises:
         Misused: one has no valid value; the message names its flag and its variable.
     """
-    given = {name: value for name in cls.model_fields if (value := values[_name(prefix, name)]) is not None}
+    given = {name: value for name in cls.model_fields if (value := values.get(_name(prefix, name))) is not None}
     try:
         return cls(**{name: _parsed(cls.model_fields[name], value) for name, value in given.items()})
     except ValidationError as error:

@@ -10,13 +10,18 @@ from magnetar_common.topics import AGENT_EVENTS, MODEL_EVENTS, SERVICE_REGISTRY
 from magnetar_events import ENTRY, SERVICE_RECORD, ServiceRecord, versions
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
+from magnetar_events.credentials import bytes_hold_credential, redacted
 from magnetar_events.entry import FOLD_VERSION_PROPERTY, MAX_ENTRY_BYTES, MAX_INPUT_BYTES, Entry, Input
 
 KIND_OF_TOPIC = {MODEL_EVENTS.name: "request", AGENT_EVENTS.name: "report", SERVICE_REGISTRY.name: "registry"}
 """Input topic → kind of input."""
 
 
-UNVALIDATED = frozenset({"UNDECODABLE", "UNKNOWN_SCHEMA", "UNKNOWN_KIND", "INVALID", "CREDENTIAL_IN_URI", "DEFECT"})
+UNVALIDATED = frozenset(
+    {
+        "UNDECODABLE", "UNKNOWN_SCHEMA", "UNKNOWN_KIND", "INVALID", "CREDENTIAL_IN_URI", "CREDENTIAL_IN_TEXT", "DEFECT",
+    }
+)  # fmt: skip
 """Codes of inputs that did not pass the edge."""
 
 
@@ -39,7 +44,7 @@ def from_message(message: Message) -> Input:
         KIND_OF_TOPIC[message.topic],
         short(message.topic),
         str(message.id),
-        message.key[:256],
+        redacted(message.key[:256]),
         message.properties.get(FINGERPRINT, "")[:64],
         message.payload,
         len(message.payload),
@@ -80,7 +85,10 @@ def make_entry(
         EntryTooLarge: more than 1 MiB, before a position was given away.
     """
     # What was never validated may hold anything, a password too: of such bytes only size and sha256 are kept.
-    redact = any(isinstance(fact, f.RequestRejected) and fact.code in UNVALIDATED for fact in facts)
+    # What was validated may still hold a credential where the fact has it taken out: in what an agent was told.
+    redact = any(isinstance(fact, f.RequestRejected) and fact.code in UNVALIDATED for fact in facts) or (
+        source.data is not None and bytes_hold_credential(source.data)
+    )
     version = max([state.version, *(fact.fold_version for fact in facts if isinstance(fact, f.UpgradeFinalized))])
     if versions.needed(facts, version) > version:
         kinds = ", ".join(type(fact).__name__ for fact in facts if versions.needed([fact], version) > version)

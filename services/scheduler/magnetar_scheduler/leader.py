@@ -26,11 +26,12 @@ from magnetar_common.metrics import (
 )
 from magnetar_common.state import State
 from magnetar_common.table_view import TableView
-from magnetar_common.topics import INPUTS, ROUTES, SERVICE_REGISTRY
+from magnetar_common.topics import ANCHOR, INPUTS, ROUTES, SERVICE_REGISTRY
 from magnetar_common.transitions import STATES as REPLICA_STATES
 from magnetar_events import ROUTE, Route, ServiceRecord
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT, Undecodable
+from magnetar_events.credentials import redacted
 from magnetar_events.entry import Entry, Input
 from magnetar_scheduler.appender import Appender
 from magnetar_scheduler.authentic import examined
@@ -65,9 +66,6 @@ ANCHOR_S = 10.0
 
 BACKLOG = 2_000
 """Inputs taken from the broker and not decided yet, at most."""
-
-ANCHOR = "magnetar-scheduler"
-"""Name of the durable subscription on each input topic; its only use is that the broker keeps what is not handled."""
 
 _ACKNOWLEDGED = object()
 
@@ -405,7 +403,7 @@ class Leader:
 def _defect(source: Input, error: Exception) -> f.RequestRejected:
     """Return the fact that an input could not be decided, and say so loudly: it is a defect of this software."""
     _log.error("an input could not be decided", topic=source.topic, message_id=source.message_id, exc_info=error)
-    message = f"{type(error).__name__}: {error}"[:512]
+    message = redacted(f"{type(error).__name__}: {error}")[:512]
     return f.RequestRejected("", "", source.kind, source.key, "DEFECT", "", message)
 
 

@@ -7,6 +7,7 @@ from magnetar_common.state import Model, Server, request_name
 from magnetar_events import facts as f
 from magnetar_events import versions
 from magnetar_events.commands import COMMAND_KINDS
+from magnetar_events.credentials import redacted
 from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.models import ModelSpec
 from magnetar_events.requests import DeployModel, FinalizeUpgrade, ModelEvent, ScaleModel, SetPolicy, UndeployModel
@@ -70,14 +71,14 @@ def on_rejected(draft: Draft, source: Rejected) -> None:
             error.kind[:64],
             source.topic,
             error.code,
-            error.field[:256],
-            error.message[:512],
+            redacted(error.field)[:256],  # a label's name is part of it
+            redacted(error.message)[:512],
         )
     )
 
 
 def _short(value: object) -> str:
-    return value if isinstance(value, str) and len(value) <= 256 and value.isprintable() else ""
+    return redacted(value) if isinstance(value, str) and len(value) <= 256 and value.isprintable() else ""
 
 
 def _check_generation(draft: Draft, event: ModelEvent) -> None:

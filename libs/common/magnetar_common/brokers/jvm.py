@@ -8,9 +8,11 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import structlog
@@ -104,7 +106,13 @@ def prepare(cache: Path | None = None) -> tuple[Java, Path]:
 
 
 def start(
-    data: Path, *, cache: Path | None = None, port: int | None = None, admin_port: int | None = None
+    data: Path,
+    *,
+    cache: Path | None = None,
+    port: int | None = None,
+    admin_port: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    token: str = "",
 ) -> BrokerProcess:
     """Start a standalone Pulsar on 127.0.0.1 and return once its admin interface answers.
 
@@ -113,6 +121,8 @@ def start(
         cache: Where the jars are kept, by default `default_cache()`.
         port: For clients; free by default.
         admin_port: For the admin interface; free by default.
+        settings: More of its configuration (authentication, TLS, …); goes before ``standalone.conf``.
+        token: Of a role that may look at ``public/default``, for a broker that asks for one.
 
     Raises:
         BrokerUnavailable: This machine cannot run it.
@@ -122,7 +132,7 @@ def start(
     archive = _class_archive(java, lib)
     # An archive that does not fit is passed over by the JVM (-Xshare:auto is its default).
     sharing = f"-XX:SharedArchiveFile={archive}" if archive.exists() else "-Xshare:auto"
-    return _launch(java, lib, data, sharing, port, admin_port)
+    return _launch(java, lib, data, sharing, port, admin_port, settings=settings or {}, token=token)
 
 
 def _launch(
@@ -133,6 +143,8 @@ def _launch(
     port: int | None = None,
     admin_port: int | None = None,
     stop_seconds: float = 15.0,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    token: str = "",
 ) -> BrokerProcess:
     free = free_ports(3)
     port, admin_port, bookie_port = port or free[0], admin_port or free[1], free[2]
@@ -141,6 +153,7 @@ def _launch(
     package = files("magnetar_common.brokers")
     configuration = package.joinpath("standalone.conf").read_text()
     configuration = configuration.replace("@PORT@", str(port)).replace("@ADMIN_PORT@", str(admin_port))
+    configuration += "".join(f"{name}={value}\n" for name, value in settings.items())  # the last one counts
     (data / "standalone.conf").write_text(configuration)
     (data / "log4j2.xml").write_text(package.joinpath("log4j2.xml").read_text())
     arguments = [
@@ -162,16 +175,17 @@ def _launch(
         [java.program, "@java.arguments"],
         service_url=f"pulsar://127.0.0.1:{port}",
         admin_url=admin_url,
-        ready=lambda: answers_admin(admin_url),
+        ready=lambda: answers_admin(admin_url, token),
         ready_seconds=_READY_SECONDS,
         stop_seconds=stop_seconds,
     )
 
 
-def answers_admin(admin_url: str) -> bool:
+def answers_admin(admin_url: str, token: str = "") -> bool:
     """Whether the broker behind this admin interface serves the namespace ``public/default``."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        return httpx.get(f"{admin_url}/admin/v2/namespaces/public/default", timeout=2).is_success
+        return httpx.get(f"{admin_url}/admin/v2/namespaces/public/default", headers=headers, timeout=2).is_success
     except httpx.TransportError:
         return False
 

@@ -20,11 +20,21 @@ import pulsar
 import structlog
 from pulsar.schema import BytesSchema
 
+from magnetar_common import tls
+from magnetar_common.bus.access import Action, explained
 from magnetar_common.bus.base import EARLIEST, LATEST, Message, MessageId, SendCallback
 from magnetar_common.bus.identity import read_cluster_id
 from magnetar_common.bus.lock import TopicLock
 from magnetar_common.bus.results import error_of, retrying
-from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, SendTimedOut, TopicHeld
+from magnetar_common.errors import (
+    BusError,
+    BusRefused,
+    BusUnavailable,
+    Fenced,
+    SendTimedOut,
+    TopicHeld,
+    Unauthenticated,
+)
 from magnetar_common.settings import BusSettings
 from magnetar_common.topics import under
 from magnetar_events.codec import FINGERPRINT
@@ -61,9 +71,11 @@ class PulsarBus:
         self._pid = os.getpid()
         self._cluster_id = ""
         self._locks: list[TopicLock] = []
+        if settings.url.startswith("pulsar+ssl"):
+            tls.context(settings.trust_certs)  # the client would say `AuthenticationError` of a file that is not there
         self._client: Any = pulsar.Client(
             settings.url,
-            authentication=pulsar.AuthenticationToken(settings.token) if settings.token else None,
+            authentication=_authentication(settings),
             operation_timeout_seconds=settings.operation_timeout_s,
             connection_timeout_ms=settings.operation_timeout_s * 1000,
             tls_trust_certs_file_path=settings.trust_certs or None,
@@ -95,6 +107,8 @@ class PulsarBus:
         timeout_s = self._settings.operation_timeout_s
         try:
             native = self._open(
+                topic,
+                "produce",
                 f"producer on {topic}",
                 lambda: self._client.create_producer(
                     under(self._settings.tenant, topic),
@@ -128,6 +142,8 @@ class PulsarBus:
     ) -> "PulsarReader":
         """Open a reader; see :class:`magnetar_common.bus.base.Bus`."""
         native = self._open(
+            topic,
+            "consume",
             f"reader on {topic}",
             lambda: self._client.create_reader(
                 under(self._settings.tenant, topic),
@@ -168,6 +184,8 @@ class PulsarBus:
             return PulsarAnchor(None, topic)
         return PulsarAnchor(
             self._open(
+                topic,
+                "consume",
                 f"subscription {name} on {topic}",
                 lambda: self._client.subscribe(
                     under(self._settings.tenant, topic),
@@ -189,7 +207,7 @@ class PulsarBus:
         for lock in self._locks:
             lock.release()
 
-    def _open(self, what: str, opening: Callable[[], _T]) -> _T:
+    def _open(self, topic: str, action: Action, what: str, opening: Callable[[], _T]) -> _T:
         if os.getpid() != self._pid:
             raise BusRefused(
                 f"{what}: this bus was connected by process {self._pid} and cannot be used by {os.getpid()}, "
@@ -202,7 +220,13 @@ class PulsarBus:
             except pulsar.PulsarException as error:
                 raise error_of(_name(error), what) from error
 
-        return retrying(self._settings.operation_timeout_s)(once)
+        try:
+            return retrying(self._settings.operation_timeout_s)(once)
+        except BusError as error:
+            why = explained(error, self._settings, topic, action)
+            if why is error:
+                raise
+            raise why from error
 
 
 class PulsarProducer:
@@ -370,6 +394,23 @@ class PulsarAnchor:
         native, self._native = self._native, None
         if native is not None:
             _close(native, f"subscription on {self._topic}")
+
+
+def _authentication(settings: BusSettings) -> pulsar.Authentication | None:
+    token = settings.current_token()
+    if not settings.token_file:
+        return pulsar.AuthenticationToken(token) if token else None
+    last = [token]
+
+    def current() -> str:
+        # Called on a thread of the client's at each connection, and when the broker asks again; it must not raise.
+        try:
+            last[0] = settings.current_token()
+        except Unauthenticated as error:
+            _log.error("the token as it was is used: %s", error)
+        return last[0]
+
+    return pulsar.AuthenticationToken(current)
 
 
 def _logger(settings: BusSettings) -> pulsar.FileLogger:

@@ -2,7 +2,16 @@
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, NotThere, TopicHeld
+from magnetar_common.errors import (
+    BusError,
+    BusRefused,
+    BusUnavailable,
+    Fenced,
+    NotPermitted,
+    NotThere,
+    TopicHeld,
+    Unauthenticated,
+)
 
 
 class TryAgain(BusUnavailable):
@@ -31,6 +40,8 @@ _ERRORS: dict[str, type[BusError]] = {
     "ProducerBusy": TopicHeld,
     "ProducerFenced": Fenced,
     "TopicNotFound": NotThere,
+    "AuthorizationError": NotPermitted,
+    "AuthenticationError": Unauthenticated,
 }
 """What the client's results mean for us. What is not listed (permission, schema, size, name, …) is a refusal."""
 

@@ -88,7 +88,7 @@ def command_of(name: str, service: Service) -> Any:
 
     def run(**values: Any) -> None:
         bus = contexts.bus_settings().model_dump()
-        given = {field: value for field in bus if (value := values[f"{_BUS}{field}"]) is not None}
+        given = {field: value for field in bus if (value := values.get(f"{_BUS}{field}")) is not None}
         contexts.export(BusSettings(**{**bus, **given}))
         if service.snapshots:
             contexts.export(options.settings_of(SnapshotSettings, values, prefix=_SNAPSHOTS))

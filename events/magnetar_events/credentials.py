@@ -1,0 +1,58 @@
+"""What a credential looks like in a text: what is refused in a request, and taken out of everything else.
+
+Known forms only; a password that looks like any other word cannot be told from one.
+"""
+
+import re
+
+USER_AND_PASSWORD = re.compile(r"(?P<before>\b[a-z][a-z0-9+.-]*:/{1,2})[^/\\\s:@'\"]*:[^/\\\s@'\"]*@", re.IGNORECASE)
+"""``scheme://user:password@``."""
+
+SECRET_PARAMETER = re.compile(
+    r"(?P<before>[?&;](?:sig|signature|token|access_token|id_token|refresh_token|auth_?token|api_?key|password|passwd"
+    r"|secret|client_secret|x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid)=)[^\s&'\"#]+",
+    re.IGNORECASE,
+)
+"""Parameters that sign or open a URL."""
+
+_JWT = re.compile(r"(?P<before>)\bey[A-Za-z0-9_-]{6,}\.ey[A-Za-z0-9_-]{2,}\.[A-Za-z0-9_-]*")
+_BEARER = re.compile(r"(?P<before>\bBearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_TOKEN = re.compile(r"(?P<before>\btoken:)[A-Za-z0-9._~+/=-]{8,}")
+_PRIVATE_KEY = re.compile(
+    r"(?P<before>)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL
+)
+
+_FORMS = (
+    ("@", USER_AND_PASSWORD),
+    ("=", SECRET_PARAMETER),
+    (".ey", _JWT),
+    ("bearer", _BEARER),
+    ("token:", _TOKEN),
+    ("private key", _PRIVATE_KEY),
+)
+"""Each with what it cannot be without, in lower case: most texts hold none of these, and cost next to nothing."""
+
+
+def holds_credential(text: str) -> bool:
+    """Whether a text holds something that looks like a credential."""
+    lower = text.lower()
+    return any(needle in lower and form.search(text) is not None for needle, form in _FORMS)
+
+
+def bytes_hold_credential(data: bytes) -> bool:
+    """Whether there is one anywhere in the bytes of a message, whatever its fields are."""
+    return holds_credential(data.decode("latin-1"))
+
+
+def redacted(text: str) -> str:
+    """Return the text with ``***`` in place of whatever looks like a credential."""
+    lower = text.lower()
+    for needle, form in _FORMS:
+        if needle in lower:
+            text = form.sub(_covered, text)
+    return text
+
+
+def _covered(match: re.Match[str]) -> str:
+    at = "@" if match.re is USER_AND_PASSWORD else ""
+    return f"{match['before']}***{at}"
