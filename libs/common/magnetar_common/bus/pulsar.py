@@ -162,6 +162,8 @@ class PulsarBus:
         if not self.fences:
             return None
         native = self._open(
+            topic,
+            "consume",
             f"end of {topic}",
             lambda: self._client.create_reader(
                 under(self._settings.tenant, topic), pulsar.MessageId.latest, start_message_id_inclusive=True
