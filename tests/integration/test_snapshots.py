@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from magnetar_common.bus import Bus, MessageId
@@ -89,9 +90,9 @@ def test_the_next_leader_starts_from_what_the_projector_wrote(
     with leading(connect, identity="next", snapshots=store, folded=lambda state: folded.append(state.position)) as led:
         assert folded == []  # at the end of the projector everything is in a snapshot
         assert led.state.term == 2
-        assert servers_routed(bus, "default/m0") == {"local/a/0"}
         deploy(bus, "another")
         eventually(lambda: servers_routed(bus, "default/another"))
+        eventually(lambda: servers_routed(bus, "default/m0") == {"local/a/0"})
         assert not [c for c in agent.commands if getattr(c.command, "model", "") == "default/m0"][1:]
         agent.die()
         position = led.state.position
@@ -341,6 +342,6 @@ def test_the_service_writes_them(broker: MemoryBroker, tmp_path: Path, world: Wo
     with Lifecycle() as life:
         settings = ProjectorSettings(data=str(tmp_path / "p.sqlite"), port=0)
         server = start(settings, MemoryBus(broker), life, SnapshotSettings(url=url))
-        assert server.port
+        eventually(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
     assert life.exit_code == 0
     assert stand_by(broker, Snapshots(url))[:2] == (world.state, 0)
