@@ -86,6 +86,12 @@ def test_the_next_leader_starts_from_what_the_projector_wrote(
         projector = projected(bus, read_model, store, every=5, wait=0.5)
         projector.close()
         assert projector.state == led.state
+    with ReadModel(tmp_path / "projector.sqlite", snapshots=store) as read_model:
+        again = Projector(bus, read_model)
+        again.step(0.5)
+        assert again.state == led.state
+        assert read_model.checkpoint() is not None  # what is stored was found in the log, and is not built anew
+        again.close()
     folded: list[int] = []
     with leading(connect, identity="next", snapshots=store, folded=lambda state: folded.append(state.position)) as led:
         assert folded == []  # at the end of the projector everything is in a snapshot
