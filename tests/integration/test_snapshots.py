@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import httpx
 import pytest
 
 from magnetar_common.bus import Bus, MessageId
@@ -85,13 +86,19 @@ def test_the_next_leader_starts_from_what_the_projector_wrote(
         projector = projected(bus, read_model, store, every=5, wait=0.5)
         projector.close()
         assert projector.state == led.state
+    with ReadModel(tmp_path / "projector.sqlite", snapshots=store) as read_model:
+        again = Projector(bus, read_model)
+        again.step(0.5)
+        assert again.state == led.state
+        assert read_model.checkpoint() is not None  # what is stored was found in the log, and is not built anew
+        again.close()
     folded: list[int] = []
     with leading(connect, identity="next", snapshots=store, folded=lambda state: folded.append(state.position)) as led:
         assert folded == []  # at the end of the projector everything is in a snapshot
         assert led.state.term == 2
-        assert servers_routed(bus, "default/m0") == {"local/a/0"}
         deploy(bus, "another")
         eventually(lambda: servers_routed(bus, "default/another"))
+        eventually(lambda: servers_routed(bus, "default/m0") == {"local/a/0"})
         assert not [c for c in agent.commands if getattr(c.command, "model", "") == "default/m0"][1:]
         agent.die()
         position = led.state.position
@@ -341,6 +348,6 @@ def test_the_service_writes_them(broker: MemoryBroker, tmp_path: Path, world: Wo
     with Lifecycle() as life:
         settings = ProjectorSettings(data=str(tmp_path / "p.sqlite"), port=0)
         server = start(settings, MemoryBus(broker), life, SnapshotSettings(url=url))
-        assert server.port
+        eventually(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
     assert life.exit_code == 0
     assert stand_by(broker, Snapshots(url))[:2] == (world.state, 0)

@@ -36,7 +36,7 @@ def leader(command: Command) -> str:
 def test_up_serves_restarts_what_dies_and_leaves_nothing(tmp_path: Path) -> None:
     """Commands reach it without a flag; what is killed, scheduler or broker, is back; Ctrl-C ends it all, exit 0.
 
-    A second one on the same folder goes on with the same log.
+    A second one on the same folder goes on with the same log, from a snapshot.
     """
     with running(tmp_path, *UP) as up:
         eventually(lambda: serving(up), within=90)
@@ -59,6 +59,9 @@ def test_up_serves_restarts_what_dies_and_leaves_nothing(tmp_path: Path) -> None
     with running(tmp_path, *UP) as up:
         eventually(lambda: serving(up), within=90)
         assert json.loads(up.also("replay", "-o", "json").stdout)["state"]["term"] >= 3
+        findings = json.loads(up.also("doctor", "--listen", "0", "-o", "json").stdout)
+        (start,) = [finding["detail"] for finding in findings if finding["check"] == "start"]
+        assert "after the snapshot of position" in start
 
 
 @pytest.mark.skipif("sys.platform != 'linux'", reason="only Linux kills children with their parent")

@@ -29,7 +29,7 @@ from magnetar_cli.options import descriptions, variable
 from magnetar_common import metrics
 from magnetar_common.brokers import embedded
 from magnetar_common.bus import connect
-from magnetar_common.settings import BusSettings
+from magnetar_common.settings import BusSettings, SnapshotSettings
 from magnetar_common.signing import SigningSettings
 from magnetar_common.topics import DAY_MINUTES, TOPICS, Topic
 from magnetar_common.transitions import TRANSITIONS, R, is_legal
@@ -48,7 +48,15 @@ from tests.unit.test_inference import Server
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = sorted((ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")))
-SETTINGS = (BusSettings, SigningSettings, SchedulerSettings, RegistrySettings, ProjectorSettings, AgentSettings)
+SETTINGS = (
+    BusSettings,
+    SigningSettings,
+    SnapshotSettings,
+    SchedulerSettings,
+    RegistrySettings,
+    ProjectorSettings,
+    AgentSettings,
+)
 
 each_doc = pytest.mark.parametrize("doc", DOCS, ids=lambda doc: doc.name)
 
@@ -106,10 +114,11 @@ def _topics() -> str:
 
 def _metrics() -> str:
     def users(name: str) -> str:
+        theirs = "from magnetar_common.snapshot import" if name == "SNAPSHOTS_IGNORED" else name
         found = {
             path.relative_to(ROOT / "services").parts[0]
             for path in (ROOT / "services").glob("*/*/**/*.py")
-            if re.search(rf"\b{name}\b", path.read_text()) and "metrics" in path.read_text()
+            if re.search(rf"\b{theirs}\b", path.read_text()) and "metrics" in path.read_text()
         }
         return ", ".join(sorted(found - {"cli"})) or "all that read, register or watch"
 
@@ -152,6 +161,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "bus settings": lambda: _settings(BusSettings),
     "signing settings": lambda: _settings(SigningSettings),
     "publisher": lambda: _fields(Publisher),
+    "snapshot settings": lambda: _settings(SnapshotSettings),
     "scheduler settings": lambda: _settings(SchedulerSettings),
     "registry settings": lambda: _settings(RegistrySettings),
     "projector settings": lambda: _settings(ProjectorSettings),

@@ -2,7 +2,9 @@
 
 import importlib
 import inspect
+import os
 from typing import Any, Literal
+from unittest import mock
 
 import pytest
 from pydantic import Field
@@ -11,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from magnetar_cli import options
 from magnetar_cli.commands.run import SERVICES, command_of
 from magnetar_cli.exit_codes import Misused
+from magnetar_common.settings import SnapshotSettings
 
 
 class Sample(BaseSettings):
@@ -90,3 +93,18 @@ def test_a_command_gets_the_added_options_after_its_own() -> None:
     assert list(inspect.signature(made).parameters) == ["own", *Sample.model_fields]
     made(own="mine", port=1)
     assert seen == {"own": "mine", "port": 1}
+
+
+@pytest.mark.parametrize("name", ["scheduler", "projector"])
+def test_flags_for_snapshots_reach_the_service(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag comes before the variable, which comes before the default."""
+    seen: list[SnapshotSettings] = []
+
+    def run(_: BaseSettings) -> int:
+        seen.append(SnapshotSettings())
+        return 0
+
+    monkeypatch.setattr(f"magnetar_{name}.main.run", run)
+    with mock.patch.dict(os.environ, {"MAGNETAR_SNAPSHOTS_KEEP": "5", "MAGNETAR_SNAPSHOTS_URL": "file:///b"}):
+        command_of(name, SERVICES[name])(["--snapshots-url", "file:///a"], standalone_mode=False)
+    assert seen == [SnapshotSettings(url="file:///a", keep=5)]
