@@ -64,6 +64,11 @@ class Leases:
         """Seconds without a fresh probe after which the path counts as broken: one heartbeat, a third of a lease."""
         return self.policy.heartbeat_ms / 1000
 
+    @property
+    def missing(self) -> bool:
+        """Whether our own probe is missing: the path to the registry, ours or the broker's, is broken."""
+        return self._missing_since is not None
+
     def __len__(self) -> int:
         """Return how many instances have a lease and were not evicted: the fleet."""
         return sum(not lease.evicted for lease in self._leases.values())

@@ -33,7 +33,7 @@ from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT, Undecodable
 from magnetar_events.credentials import redacted
 from magnetar_events.entry import Entry, Input
-from magnetar_scheduler.appender import Appender
+from magnetar_scheduler.appender import FRESH_S, Appender
 from magnetar_scheduler.authentic import examined
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.dispatch import Dispatch
@@ -341,8 +341,8 @@ class Leader:
         if now >= self._next_anchor:
             self._next_anchor = now + ANCHOR_S
             self._advance_anchors()
-        if self._appender.idle_s > ALIVE_S:
-            self._prove()
+        if self._appender.idle_s > (FRESH_S if self._watch.leases.missing else ALIVE_S):
+            self._prove()  # if nothing comes back from the broker, we may be cut off, and another may lead
         self._measure()
 
     def _act(self) -> None:
