@@ -2,7 +2,16 @@
 
 from enum import IntEnum
 
-from magnetar_common.errors import BusUnavailable, Deposed, MagnetarError, NoRoute, NotThere, RequestRefused, Unanswered
+from magnetar_common.errors import (
+    BusUnavailable,
+    Deposed,
+    MagnetarError,
+    NoRoute,
+    NoSuchMessage,
+    NotThere,
+    RequestRefused,
+    Unanswered,
+)
 from magnetar_projector.places import BadPlace, NoSuchPlace
 
 NOT_FOUND_STATUS = 404
@@ -80,6 +89,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode, str], ...] = (
     (BadPlace, ExitCode.USAGE, ""),
     (NoSuchPlace, ExitCode.NOT_FOUND, ""),
     (NotThere, ExitCode.NOT_FOUND, "magnetar topics apply"),
+    (NoSuchMessage, ExitCode.NOT_FOUND, ""),
     (BusUnavailable, ExitCode.BROKER_UNREACHABLE, "which broker is meant? magnetar context list"),
     (Deposed, ExitCode.DEPOSED, ""),
 )

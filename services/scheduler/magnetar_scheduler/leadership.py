@@ -14,7 +14,6 @@ import structlog
 
 from magnetar_common.bus import Bus, Producer
 from magnetar_common.errors import BusError, BusUnavailable, CannotFence, LogError, TopicHeld
-from magnetar_common.evolve import fold
 from magnetar_common.log import LogReader, LogRecord
 from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
@@ -70,7 +69,7 @@ class Challenger:
         bus: Bus | None = None
         try:
             for record in reader.stored():  # before the first try: who cannot fold the log must not hold it
-                self._fold(record)
+                self._fold(reader, record)
                 if self._stopping():
                     return None
             next_try, said = 0.0, False
@@ -91,7 +90,7 @@ class Challenger:
                     next_try = time.monotonic() + random.uniform(*POLL_S)  # noqa: S311 - spreads tries, hides nothing
                 record = reader.read(0.1)
                 if record is not None:
-                    self._fold(record)
+                    self._fold(reader, record)
         finally:
             reader.close()
             following.close()
@@ -135,11 +134,11 @@ class Challenger:
             deadline = time.monotonic() + BARRIER_S  # it is the silence that is limited, not the length of the log
             if record.entry.id == nonce:
                 return
-            self._fold(record)
+            self._fold(reader, record)
         raise BusUnavailable(f"the barrier on the log did not come back within {BARRIER_S} s")
 
-    def _fold(self, record: LogRecord) -> None:
-        if fold(self.state, record.entry, str(record.message_id)):
+    def _fold(self, reader: LogReader, record: LogRecord) -> None:
+        if reader.fold(self.state, record):
             self._folded(self.state)
 
 
