@@ -7,6 +7,7 @@ from magnetar_events.records import ServiceRecord
 from magnetar_events.reports import AgentEvent
 from magnetar_events.requests import ModelEvent
 from magnetar_events.routes import Route
+from magnetar_events.voided import Voided
 
 __version__ = "0.1.0"
 
@@ -16,6 +17,7 @@ SERVICE_RECORD = Codec(ServiceRecord, "service-registry")
 ENTRY = Codec(Entry, "state-changes")
 COMMAND = Codec(Command, "commands")
 ROUTE = Codec(Route, "routes")
+VOIDED_MESSAGE = Codec(Voided, "voided")
 
 __all__ = [
     "AGENT_EVENT",
@@ -24,6 +26,7 @@ __all__ = [
     "MODEL_EVENT",
     "ROUTE",
     "SERVICE_RECORD",
+    "VOIDED_MESSAGE",
     "AgentEvent",
     "Codec",
     "Command",
@@ -31,5 +34,6 @@ __all__ = [
     "ModelEvent",
     "Route",
     "ServiceRecord",
+    "Voided",
     "__version__",
 ]

@@ -21,6 +21,7 @@ from magnetar_events.records import ServiceRecord
 from magnetar_events.reports import AgentEvent
 from magnetar_events.requests import ModelEvent
 from magnetar_events.routes import Route
+from magnetar_events.voided import Voided
 
 CONTRACTS: dict[str, type] = {
     "model-events": ModelEvent,
@@ -29,6 +30,7 @@ CONTRACTS: dict[str, type] = {
     "state-changes": Entry,
     "commands": Command,
     "routes": Route,
+    "voided": Voided,
 }
 """Name of the contract → the class it is generated from."""
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from magnetar_events.facts import LeaderElected
 from magnetar_events.records import Address
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import leading
-from tests.support.logs import write
+from tests.support.logs import entry, write, write_junk
 
 MANIFEST = """
 apiVersion: magnetar/v1
@@ -299,3 +300,22 @@ def test_requests_are_signed_and_the_history_says_by_whom(
     shown = cli("model", "history", "iris")
     assert "unverified uid-" in shown
     assert "ops (signed)" in shown
+
+
+def test_junk_on_the_log_is_voided_and_the_truth_is_not(cli: Cli, bus: Bus) -> None:
+    """The log cannot be shown for junk; the error's own hint mends it; what fits is refused; said twice it is the same."""
+    (true,) = write(bus, entry(0))
+    junk = write_junk(bus, b"hello, log")
+    cli("log", expect=ExitCode.FAILED)
+    assert f"magnetar log void {junk}" in cli.err
+    said = cli.json("log", "void", junk, "--reason", "a test of production", "--actor", "ops-7")
+    assert isinstance(said, dict)
+    assert (said["new"], said["voided"]["size"], said["voided"]["actor"]) == (True, 10, "ops-7")
+    assert said["voided"]["sha256"] == sha256(b"hello, log").hexdigest()
+    assert "signed off already" in (cli("log", "void", junk, "--reason", "again"), cli.err)[1]
+    cli("log")
+    cli("log", "void", true, "--reason", "no", expect=ExitCode.FAILED)
+    assert "what is true cannot be voided" in cli.err
+    cli("log", "void", "7:7:-1", "--reason", "no", expect=ExitCode.NOT_FOUND)
+    cli("log", "void", "seven", "--reason", "no", expect=ExitCode.USAGE)
+    cli("log", "void", junk, expect=ExitCode.USAGE)  # why?

@@ -6,6 +6,7 @@ from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY, Entry
 from magnetar_events.entry import BARRIER, Input
 from magnetar_events.facts import Fact
+from magnetar_events.schemas import schema_json
 from tests.support.world import World, record, spec
 
 
@@ -61,7 +62,7 @@ def barrier(nonce: str = "barrier") -> Entry:
 
 def write(bus: Bus, *entries: Entry) -> list[MessageId]:
     """Append entries to the log of a bus, as a leader does; return their places."""
-    producer = bus.producer(STATE_CHANGES.name, exclusive=True)
+    producer = bus.producer(STATE_CHANGES.name, schema=schema_json(STATE_CHANGES.schema), exclusive=True)
     try:
         return [producer.send(ENTRY.encode(each), properties=ENTRY.properties) for each in entries]
     finally:
@@ -70,7 +71,7 @@ def write(bus: Bus, *entries: Entry) -> list[MessageId]:
 
 def write_junk(bus: Bus, payload: bytes, **properties: str) -> MessageId:
     """Write something to the log that no leader wrote."""
-    producer = bus.producer(STATE_CHANGES.name)
+    producer = bus.producer(STATE_CHANGES.name, schema=schema_json(STATE_CHANGES.schema))
     try:
         return producer.send(payload, properties=properties)
     finally:

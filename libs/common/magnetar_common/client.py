@@ -276,7 +276,7 @@ class Handle:
             try:
                 self._unheard = self._unheard or self._reader.read(wait)
                 if self._unheard is not None:
-                    self._hear(self._unheard.entry, str(self._unheard.message_id))
+                    self._reader.take(self._unheard, self._hear)
                     self._unheard = None
             except BusUnavailable:  # the broker is away; what was read and not understood is taken up again
                 time.sleep(wait)
@@ -325,12 +325,13 @@ class Handle:
         """Stop following; the outcome stays. Idempotent, and done by itself once it is settled."""
         self._close()
 
-    def _hear(self, entry: Entry, message_id: str) -> None:
+    def _hear(self, record: LogRecord) -> bool:
         """Take up the next entry of the log."""
+        entry = record.entry
         if entry.position == BARRIER or entry.position <= self._position:
-            return  # a marker, or a repeat
+            return False  # a marker, or a repeat
         if self._position >= 0 and entry.position != self._position + 1:
-            raise LogHole(self._position + 1, entry.position, message_id)
+            raise LogHole(self._position + 1, entry.position, str(record.message_id))
         if self._model is not None:
             self._fold(self._model, entry)
         else:
@@ -338,6 +339,7 @@ class Handle:
                 if _answers(fact, self._name):
                     self._answered(entry, fact)
         self._position = entry.position
+        return True
 
     def _answered(self, entry: Entry, answer: f.Fact) -> None:
         if isinstance(answer, f.RequestRepeated):

@@ -59,7 +59,8 @@ class LogHole(LogError):
     def __init__(self, expected: int, found: int, message_id: str) -> None:
         super().__init__(
             f"the log has a hole: position {expected} should come next, message {message_id} holds {found}; "
-            "nothing after it can be trusted: find out who wrote or deleted on this topic"
+            "nothing after it can be trusted: find out who wrote or deleted on this topic. "
+            f"If that message is junk: magnetar log void {message_id}"
         )
         self.expected = expected
         self.found = found
@@ -70,7 +71,8 @@ class LogFork(LogError):
 
     def __init__(self, position: int, first: str, second: str, message_id: str) -> None:
         super().__init__(
-            f"the log forks at position {position}: entry {first} and, in message {message_id}, entry {second}"
+            f"the log forks at position {position}: entry {first} and, in message {message_id}, entry {second}; "
+            f"find out who wrote it. If that message is junk: magnetar log void {message_id}"
         )
         self.position = position
 
@@ -85,6 +87,14 @@ class LogTooNew(LogError):
 
 class NoSnapshotStore(MagnetarError):
     """Snapshots cannot be had from where the settings say that they are."""
+
+
+class NotVoidable(LogError):
+    """A message of the log is part of its history, or may be: it cannot be signed off as junk."""
+
+
+class NoSuchMessage(LogError):
+    """The log has no message of this id."""
 
 
 class Deposed(MagnetarError):

@@ -20,11 +20,11 @@ RECENT = 16_384
 """Entries whose ids are remembered: more than a client sends again after it lost its connection (its queue is 10,000)."""
 
 
-def fold(state: State, entry: Entry, message_id: str = "") -> bool:
-    """Fold one entry of the log; return False for a barrier or a repeat, which change nothing.
+def follows(state: State, entry: Entry, message_id: str = "") -> bool:
+    """Whether an entry is the next of the history; False for a barrier or a repeat, which are no part of it.
 
     Args:
-        state: changed in place.
+        state: only read.
         entry: the next of the log.
         message_id: where it was read, for the error.
 
@@ -48,6 +48,22 @@ def fold(state: State, entry: Entry, message_id: str = "") -> bool:
         if entry.id == known:
             return False
         raise LogFork(entry.position, known or "(long ago)", entry.id, message_id)
+    return True
+
+
+def fold(state: State, entry: Entry, message_id: str = "") -> bool:
+    """Fold one entry of the log; return False for a barrier or a repeat, which change nothing.
+
+    Args:
+        state: changed in place.
+        entry: the next of the log.
+        message_id: where it was read, for the error.
+
+    Raises:
+        LogHole, LogFork, LogTooNew: it does not follow (see :func:`follows`); the state is as it was.
+    """
+    if not follows(state, entry, message_id):
+        return False
     state.recent[entry.position] = entry.id
     state.recent.pop(entry.position - RECENT, None)
     state.position, state.term, state.entry = entry.position, entry.term, entry.id

@@ -4,15 +4,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from magnetar_common.bus import EARLIEST, Bus, MessageId
+import structlog
+
+from magnetar_common.bus import EARLIEST, Bus, Message, MessageId
 from magnetar_common.bus.follower import Follower
-from magnetar_common.errors import BusUnavailable, LogTooNew, LogUnreadable
-from magnetar_common.evolve import fold
+from magnetar_common.errors import BusUnavailable, LogError, LogFork, LogHole, LogTooNew, LogUnreadable
+from magnetar_common.evolve import fold, follows
 from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
+from magnetar_common.voids import Voids
 from magnetar_events import ENTRY
 from magnetar_events.codec import FINGERPRINT, Undecodable
-from magnetar_events.entry import BARRIER, FOLD_VERSION, FOLD_VERSION_PROPERTY, Entry
+from magnetar_events.entry import FOLD_VERSION, FOLD_VERSION_PROPERTY, Entry
+
+_log = structlog.get_logger(__name__)
 
 _QUIET_S = 0.5
 _PATIENCE_S = 5.0
@@ -38,42 +43,77 @@ class LogReader:
     """
 
     def __init__(self, bus: Bus, after: MessageId = EARLIEST, name: str = "log") -> None:
+        self.last = after
+        self.skipped: list[MessageId] = []
+        """Junk that was passed over, as it was signed off."""
+        self.held: Message | None = None
+        """What could not be folded, and comes next again."""
+        self._latest: Message | None = None
+        self._voids = Voids(bus)
         self._follower = Follower(bus, STATE_CHANGES.name, after, name=name)
 
     def read(self, timeout: float) -> LogRecord | None:
         """Return the next entry (a barrier too), or None when none came within ``timeout`` seconds.
 
+        What cannot be read, and is not signed off as junk, stays next: a later call judges it again.
+
         Raises:
             LogUnreadable: a message is not an entry.
             LogTooNew: it holds a kind of fact that this version does not know.
         """
-        message = self._follower.read(timeout)
-        if message is None:
-            return None
-        fingerprint = message.properties.get(FINGERPRINT, "")
+        while (message := self.held or self._follower.read(timeout)) is not None:
+            self.held = message
+            fingerprint = message.properties.get(FINGERPRINT, "")
+            try:
+                entry = ENTRY.decode_trusted(message.payload, fingerprint)
+            except Undecodable as error:
+                if not self._voids.covers(message.id, message.payload):
+                    raise _unreadable(message, error) from error
+                self._skip(message)
+                if self._follower.at_end():
+                    return None
+                continue
+            self._latest, self.held, self.last = message, None, message.id
+            return LogRecord(entry, message.id, message.payload, fingerprint)
+        return None
+
+    def follows(self, state: State, record: LogRecord) -> bool:
+        """Whether what was read last is the next of the history, and no barrier, repeat or junk: see :meth:`take`."""
+        return self.take(record, lambda record: follows(state, record.entry, str(record.message_id)))
+
+    def fold(self, state: State, record: LogRecord) -> bool:
+        """Fold what was read last; return False for what changes nothing: see :meth:`take`."""
+        return self.take(record, lambda record: fold(state, record.entry, str(record.message_id)))
+
+    def take(self, record: LogRecord, fold: Callable[[LogRecord], bool]) -> bool:
+        """Fold what was read last, in the caller's way; return what that returns, and False for junk that is signed off.
+
+        Raises:
+            LogError: as ``fold`` did. The record stays next: it may be signed off meanwhile.
+            BusUnavailable: the list of junk cannot be read now; the record stays next.
+        """
         try:
-            entry = ENTRY.decode_trusted(message.payload, fingerprint)
-        except Undecodable as error:
-            if error.code in ("UNKNOWN_KIND", "UNKNOWN_SCHEMA"):
-                named = message.properties.get(FOLD_VERSION_PROPERTY, "")
-                needs = f"fold version {named[:9]}" if named else "a newer fold version"
-                raise LogTooNew(
-                    f"message {message.id} of the log: {error}; it needs {needs}, this software has "
-                    f"{FOLD_VERSION}: upgrade it"
-                ) from error
-            raise LogUnreadable(
-                f"message {message.id} of the log is not an entry ({error}); "
-                "only the leading scheduler may write here: find out who did"
-            ) from error
-        return LogRecord(entry, message.id, message.payload, fingerprint)
+            return fold(record)
+        except LogError as error:
+            self.held = self._latest
+            if not isinstance(error, (LogHole, LogFork)) or not self._voids.covers(record.message_id, record.payload):
+                raise
+            assert self.held is not None
+            self._skip(self.held)
+            return False
 
     def at_end(self) -> bool:
         """Whether the broker says that nothing more is stored right now. Never proof: only a barrier is."""
-        return self._follower.at_end()
+        return self.held is None and self._follower.at_end()
 
     def check(self) -> tuple[bool, str]:
         """Return (moving, why), for ``/readyz``."""
         return self._follower.check()
+
+    def _skip(self, junk: Message) -> None:
+        _log.warning("junk on the log is skipped: it was signed off", message_id=str(junk.id), bytes=len(junk.payload))
+        self.held, self.last = None, junk.id
+        self.skipped.append(junk.id)
 
     def stored(self, patience: float = 5.0) -> Iterator[LogRecord]:
         """Yield what is stored now, up to the end as the broker tells it.
@@ -91,11 +131,6 @@ class LogReader:
                     return
                 raise BusUnavailable(f"the log has more after {self.last}, and the broker does not send it")
             yield record
-
-    @property
-    def last(self) -> MessageId:
-        """Place of the last message that was read."""
-        return self._follower.last
 
     def close(self) -> None:
         """Stop reading."""
@@ -125,6 +160,19 @@ def first(bus: Bus, wanted: Callable[[LogRecord], bool], after: MessageId = EARL
         return None
     finally:
         reader.close()
+
+
+def _unreadable(message: Message, error: Undecodable) -> LogError:
+    needs = message.properties.get(FOLD_VERSION_PROPERTY, "")  # every entry that we cannot read has it
+    if needs and error.code in ("UNKNOWN_KIND", "UNKNOWN_SCHEMA"):
+        return LogTooNew(
+            f"message {message.id} of the log: {error}; it needs fold version {needs[:9]}, this software has "
+            f"{FOLD_VERSION}: upgrade it"
+        )
+    return LogUnreadable(
+        f"message {message.id} of the log is not an entry ({error}); only the leading scheduler may write here: find "
+        f"out who did, and: magnetar log void {message.id}"
+    )
 
 
 Until = Callable[[LogRecord], bool]
@@ -161,11 +209,12 @@ def replay(bus: Bus, until: Until | None = None, on_record: Callable[[LogRecord]
     state = State()
     try:
         for record in reader.stored():
-            if record.entry.position == BARRIER:
+            if not reader.follows(state, record):
                 continue
             if until is not None and not until(record):
                 break
-            if fold(state, record.entry, str(record.message_id)) and on_record is not None:
+            fold(state, record.entry, str(record.message_id))
+            if on_record is not None:
                 on_record(record)
     finally:
         reader.close()

@@ -51,10 +51,13 @@ ROUTES = Topic(
 )
 COMMANDS = Topic(f"persistent://{CONTROL}/commands-", "commands", DAY_MINUTES, family=True)
 
+VOIDED = Topic(f"persistent://{CONTROL}/voided", "voided", -1, compaction_threshold=10 * 2**20)
+"""What operators signed off as junk on the log: every folder skips it. Kept for ever, like the log."""
+
 CLUSTER_ID = Topic(f"persistent://{CONTROL}/cluster-id", "", -1)
 """Its first message is the identity of the cluster's data: it lives and dies with what message ids refer to."""
 
-TOPICS = (MODEL_EVENTS, AGENT_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, ROUTES, COMMANDS, CLUSTER_ID)
+TOPICS = (MODEL_EVENTS, AGENT_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, ROUTES, COMMANDS, VOIDED, CLUSTER_ID)
 """All of them."""
 
 INPUTS = (MODEL_EVENTS, AGENT_EVENTS)

@@ -13,7 +13,6 @@ from magnetar_common.bus import Bus, connect
 from magnetar_common.evolve import fold
 from magnetar_common.log import LogReader, LogRecord
 from magnetar_common.state import Model, State
-from magnetar_events.entry import BARRIER
 
 _KNOCK_S = 3.0
 _PATIENCE_S = 5
@@ -101,7 +100,7 @@ class Following:
             LogError: the log has a hole or a fork, or cannot be read.
         """
         for record in self._ever() if ever else self._reader.stored():
-            if record.entry.position != BARRIER:
+            if self._reader.follows(self.state, record):
                 yield record
                 fold(self.state, record.entry, str(record.message_id))
 

@@ -7,6 +7,7 @@ from magnetar_common.errors import (
     Deposed,
     MagnetarError,
     NoRoute,
+    NoSuchMessage,
     NotPermitted,
     NotThere,
     RequestRefused,
@@ -96,6 +97,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode, str], ...] = (
     (Unauthenticated, ExitCode.DENIED, "which broker is meant? magnetar context list"),
     (NotPermitted, ExitCode.DENIED, "who may? magnetar topics grants"),
     (Untrusted, ExitCode.DENIED, ""),
+    (NoSuchMessage, ExitCode.NOT_FOUND, ""),
     (BusUnavailable, ExitCode.BROKER_UNREACHABLE, "which broker is meant? magnetar context list"),
     (Deposed, ExitCode.DEPOSED, ""),
 )

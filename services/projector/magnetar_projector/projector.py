@@ -48,7 +48,7 @@ class Projector:
     ) -> None:
         self.state = State()
         self.halted = ""
-        """Why nothing more is projected; empty while all is well."""
+        """Why nothing more is projected; empty while all is well, and again once what was in the way is signed off."""
         self.caught_up = False
         """Whether the end of the log was reached, as the broker tells it, and nothing piled up since."""
         self._bus = bus
@@ -64,16 +64,18 @@ class Projector:
         self._committed = time.monotonic()
 
     def run(self, stopping: threading.Event) -> None:
-        """Project until told to stop, or until the log cannot be followed further (see :attr:`halted`).
+        """Project until told to stop. Where the log cannot be followed (see :attr:`halted`), look again now and then.
 
         Raises:
             BusRefused: the broker does not let us read the log.
             sqlite3.Error: the read model cannot be written.
         """
-        while not stopping.is_set() and not self.halted:
+        while not stopping.is_set():
             try:
                 self.step(_POLL_S)
                 self._unreachable = ""
+                if self.halted:
+                    stopping.wait(_RETRY_S)
             except BusUnavailable as error:
                 if not self._unreachable:
                     _log.warning("the log cannot be reached; trying again", error=str(error))
@@ -95,10 +97,13 @@ class Projector:
                 self._reader = self._open()
             record = self._reader.read(0 if self._read_model.pending else timeout)
             if record is not None:
-                self._project(record)
+                self._project(self._reader, record)
         except LogError as error:
             self._halt(error)
             return False
+        if self.halted:
+            _log.warning("going on", position=self.state.position)
+            self.halted = ""
         full = self._read_model.pending >= self._batch_entries or time.monotonic() - self._committed >= self._batch_s
         if record is None or full:
             self.caught_up = record is None and self._reader.at_end()
@@ -164,9 +169,9 @@ class Projector:
                 f"position {position} is entry {stored.id} in message {stored.message_id} here, and the log has {there}"
             )
 
-    def _project(self, record: LogRecord) -> None:
+    def _project(self, reader: LogReader, record: LogRecord) -> None:
         illegal = self.state.illegal
-        if self._read_model.project(self.state, record):
+        if reader.take(record, lambda record: self._read_model.project(self.state, record)):
             self._last = record.message_id
             metrics.ILLEGAL_FACTS.inc(self.state.illegal - illegal)
 
@@ -183,5 +188,7 @@ class Projector:
         self.caught_up = False
         self._commit()  # what came before is as true as ever
         last = f"the last good entry is {self.state.entry}, position {self.state.position}, message {self._last}"
-        self.halted = f"{error}; {last}"
-        _log.error("halted", reason=self.halted)
+        reason = f"{error}; {last}"
+        if reason != self.halted:
+            _log.error("halted", reason=reason)
+        self.halted = reason

@@ -14,7 +14,6 @@ import structlog
 
 from magnetar_common.bus import Bus, Producer
 from magnetar_common.errors import BusError, CannotFence, LogError, TopicHeld
-from magnetar_common.evolve import fold
 from magnetar_common.log import LogReader, LogRecord
 from magnetar_common.metrics import START_ENTRIES
 from magnetar_common.snapshot import Snapshots, beginning
@@ -82,7 +81,7 @@ class Challenger:
         bus: Bus | None = None
         try:
             for record in reader.stored():  # before the first try: who cannot fold the log must not hold it
-                self._fold(record)
+                self._fold(reader, record)
                 if self._stopping():
                     return None
             self._started(snapshot)
@@ -103,7 +102,7 @@ class Challenger:
                     next_try = time.monotonic() + random.uniform(*POLL_S)  # noqa: S311 - spreads tries, hides nothing
                 record = reader.read(0.1)
                 if record is not None:
-                    self._fold(record)
+                    self._fold(reader, record)
         finally:
             reader.close()
             following.close()
@@ -165,12 +164,12 @@ class Challenger:
             deadline = time.monotonic() + BARRIER_S  # it is the silence that is limited, not the length of the log
             if record.entry.id == nonce:
                 return True
-            self._fold(record)
+            self._fold(reader, record)
         _log.warning("the barrier on the log did not come back", within_s=BARRIER_S)
         return False
 
-    def _fold(self, record: LogRecord) -> None:
-        if fold(self.state, record.entry, str(record.message_id)):
+    def _fold(self, reader: LogReader, record: LogRecord) -> None:
+        if reader.fold(self.state, record):
             self._folded(self.state)
 
 
