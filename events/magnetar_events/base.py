@@ -87,5 +87,5 @@ Memory = Annotated[int, BeforeValidator(parse_memory), Field(ge=0, le=_MAX_LONG)
 Millis = Annotated[int, Field(ge=0, le=_MAX_LONG)]
 """A point in time (milliseconds since the epoch) or a duration in milliseconds."""
 
-Labels = Annotated[dict[Annotated[str, Field(max_length=128)], Text], Field(max_length=64)]
+Labels = Annotated[dict[Annotated[str, Field(max_length=128), AfterValidator(_printable)], Text], Field(max_length=64)]
 """Free key-value pairs."""

@@ -16,7 +16,9 @@ KIND_OF_TOPIC = {MODEL_EVENTS.name: "request", AGENT_EVENTS.name: "report", SERV
 """Input topic → kind of input."""
 
 
-UNVALIDATED = frozenset({"UNDECODABLE", "UNKNOWN_SCHEMA", "UNKNOWN_KIND", "INVALID", "CREDENTIAL_IN_URI", "DEFECT"})
+UNVALIDATED = frozenset(
+    {"TOO_LARGE", "UNDECODABLE", "UNKNOWN_SCHEMA", "UNKNOWN_KIND", "INVALID", "CREDENTIAL_IN_URI", "DEFECT"}
+)
 """Codes of inputs that did not pass the edge."""
 
 
