@@ -183,7 +183,13 @@ class Agent:
 
     def obey(self, command: Command) -> Verdict:
         """Do what a command says, unless it is old, somebody else's, or done already."""
+        disbelieved = self._ledger.disbelieved
         verdict, answer = self._ledger.judge(command)
+        if self._ledger.disbelieved > disbelieved:
+            _log.error(
+                "an earlier command was not the leader's and is forgotten: look who may write to the topic",
+                topic=self._topic, term=command.term, position=command.position,
+            )  # fmt: skip
         wanted, position = command.command, command.position
         if answer is not None:
             self._reporter.report(answer)
@@ -246,6 +252,11 @@ class Agent:
     def check_server(self) -> tuple[bool, str]:
         """Return whether the server answers, for ``/readyz``."""
         return self.serving, "the server answers" if self.serving else "the server does not answer"
+
+    def check_commands(self) -> tuple[bool, str]:
+        """Return whether commands are obeyed, for ``/readyz``."""
+        refusing = self._ledger.refusing
+        return not refusing, refusing or f"term {self._ledger.term}"
 
     def check_reports(self) -> tuple[bool, str]:
         """Return whether reports reach the broker, for ``/readyz``."""

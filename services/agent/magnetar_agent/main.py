@@ -121,6 +121,7 @@ def _info(settings: AgentSettings, server: Beside) -> ServerInfo:
 def _ops(settings: AgentSettings, agent: Agent, presence: Presence) -> tuple[Health, OpsServer]:
     health = Health()
     health.add("server", agent.check_server)
+    health.add("commands", agent.check_commands)
     health.add("reports", agent.check_reports)
     health.add("draining", presence.check)
     ops = OpsServer(health, host=settings.bind, port=settings.port, routes=[presence.route])
