@@ -11,9 +11,12 @@ from magnetar_events.voided import Voided
 
 __version__ = "0.1.0"
 
-MODEL_EVENT = Codec(ModelEvent, "model-events")
-AGENT_EVENT = Codec(AgentEvent, "agent-events")
-SERVICE_RECORD = Codec(ServiceRecord, "service-registry")
+MODEL_EVENT = Codec(ModelEvent, "model-events", largest=64 * 2**10)
+"""Requests. The size is what an entry keeps: what was asked can always be decided again."""
+AGENT_EVENT = Codec(AgentEvent, "agent-events", largest=2 * 2**20)
+"""Reports. The size is an inventory of 20,000 models with names of 30 characters."""
+SERVICE_RECORD = Codec(ServiceRecord, "service-registry", largest=64 * 2**10)
+"""Records. A heartbeat has less than 2 KiB."""
 ENTRY = Codec(Entry, "state-changes")
 COMMAND = Codec(Command, "commands")
 ROUTE = Codec(Route, "routes")

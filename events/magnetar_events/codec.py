@@ -30,7 +30,7 @@ class Undecodable(ValueError):
     """Bytes that are not a valid message.
 
     Attributes:
-        code: UNDECODABLE, UNKNOWN_SCHEMA, UNKNOWN_KIND, INVALID, CREDENTIAL_IN_URI or CREDENTIAL_IN_TEXT.
+        code: TOO_LARGE, UNDECODABLE, UNKNOWN_SCHEMA, UNKNOWN_KIND, INVALID, CREDENTIAL_IN_URI or CREDENTIAL_IN_TEXT.
         field: which field is wrong, in camelCase with dots; empty if none could be read.
         message: what is wrong with it.
         envelope: the raw fields that could be read, or empty.
@@ -62,9 +62,12 @@ class Codec(Generic[R]):
     Args:
         cls: pydantic model (validated on decode) or dataclass (trusted).
         contract: name of the wire contract, e.g. ``model-events``.
+        largest: bytes that ``decode`` takes, at most: a few megabytes of nothing but empty items would keep a reader
+            busy for half a minute. 0 = any number.
     """
 
-    def __init__(self, cls: type[R], contract: str) -> None:
+    def __init__(self, cls: type[R], contract: str, *, largest: int = 0) -> None:
+        self._largest = largest
         self._cls = cls
         self._contract = contract
         self._current = schemas.parsed(contract)
@@ -108,6 +111,8 @@ class Codec(Generic[R]):
         Raises:
             Undecodable: says which field is wrong, and why.
         """
+        if self._largest and len(payload) > self._largest:
+            raise Undecodable("TOO_LARGE", "", f"{len(payload)} bytes; at most {self._largest} are read")
         raw = self._read(payload, fingerprint)
         kind = ""
         union = avro.union_field(self._cls)

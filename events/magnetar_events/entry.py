@@ -36,7 +36,7 @@ class Input:
         data: its bytes; None when it is too large or had to be redacted.
         size: of the bytes.
         sha256: of the bytes, hex; empty when ``data`` is there.
-        subject: for inputs without bytes: the server or the model.
+        subject: for inputs without bytes: the server or the model; for ``continue``, how many were tried before.
         verified: what the leader found of a request's signature: ``signature`` = it is the publisher's; empty = there is
             none; else the code for which it is refused.
         publisher: who signed; empty unless the signature is theirs.

@@ -71,6 +71,9 @@ class Policy(Wire):
         request_memory_ms: a request's id is remembered for this long of log time.
         piece: models re-placed in one entry.
         forget_server_ms: a lost server's name and bookings are dropped after this long.
+        max_models: more models than this are refused.
+        max_servers: more servers than this are not taken in; lost ones are forgotten first.
+        max_requests: requests remembered; with more, the oldest are forgotten before their time.
         publishers: who signs requests, by name.
         require_signature: requests that are not signed by one of these are refused.
     """
@@ -94,7 +97,10 @@ class Policy(Wire):
     request_memory_ms: _Duration = 86_400_000
     piece: Annotated[int, Field(ge=1, le=1_000)] = 100
     forget_server_ms: _Interval = 86_400_000
-    publishers: Annotated[dict[Name, Publisher], Field(max_length=1_000), Later] = Field(
+    max_models: Annotated[int, Field(ge=1, le=1_000_000), Later] = 100_000
+    max_servers: Annotated[int, Field(ge=1, le=100_000), Later] = 10_000
+    max_requests: Annotated[int, Field(ge=1_000, le=10_000_000), Later] = 200_000
+    publishers: Annotated[dict[Name, Publisher], Field(max_length=256), Later] = Field(
         default_factory=dict[str, Publisher]
     )
     require_signature: Annotated[bool, Later] = False

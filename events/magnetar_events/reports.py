@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from magnetar_events.base import Count, Identifier, Labels, Memory, Millis, Name, Text, Told, Wire
 
@@ -141,8 +141,8 @@ class InventoryReported(Wire):
     """
 
     position: Count = 0
-    models: Annotated[tuple[InventoryModel, ...], Field(max_length=20_000)] = ()
-    strangers: Annotated[tuple[Text, ...], Field(max_length=20_000)] = ()
+    models: Annotated[tuple[InventoryModel, ...], Field(max_length=20_000), FailFast()] = ()
+    strangers: Annotated[tuple[Text, ...], Field(max_length=20_000), FailFast()] = ()
     digest: Text = ""
     cause: Text = ""
 

@@ -20,6 +20,13 @@ RECENT = 16_384
 """Entries whose ids are remembered: more than a client sends again after it lost its connection (its queue is 10,000)."""
 
 
+BOUNDED = 2
+"""Fold version since which what is remembered of the past has limits; version 1 remembers everything."""
+
+LIVES = 1_000
+"""Superseded lives of one server that are remembered."""
+
+
 def follows(state: State, entry: Entry, message_id: str = "") -> bool:
     """Whether an entry is the next of the history; False for a barrier or a repeat, which are no part of it.
 
@@ -144,6 +151,10 @@ def _model_removed(state: State, fact: f.ModelRemoved) -> None:
         return
     del state.models[fact.model]
     state.touched[fact.model] = None
+    if state.version >= BOUNDED and len(state.generations) > 2 * state.policy.max_models:
+        gone = [key for key in state.generations if key not in state.models]
+        for key in gone[: 1 + len(gone) // 8]:  # several at once, so that they are seldom looked for
+            state.floor = max(state.floor, state.generations.pop(key))
 
 
 # --- requests and leadership ------------------------------------------------------------------------------------------
@@ -167,7 +178,9 @@ def _policy_set(state: State, fact: f.PolicySet) -> None:
     state.room += 1
 
 
-UNAUTHENTIC = frozenset({"SIGNATURE_REQUIRED", "SIGNATURE_INVALID", "SIGNATURE_EXPIRED", "UNKNOWN_PUBLISHER"})
+UNAUTHENTIC = frozenset(
+    {"SIGNATURE_REQUIRED", "SIGNATURE_INVALID", "SIGNATURE_EXPIRED", "UNKNOWN_PUBLISHER", "TOO_MANY_REQUESTS"}
+)
 """Codes of requests that are not known to be their sender's: their names are not remembered, for anybody may use them."""
 
 
@@ -182,7 +195,8 @@ def _request(state: State, fact: f.RequestAccepted | f.RequestRejected) -> None:
     oldest = state.at - state.policy.request_memory_ms
     while state.requests:
         first = next(iter(state.requests))
-        if state.requests[first][1] >= oldest:
+        too_many = state.version >= BOUNDED and len(state.requests) >= state.policy.max_requests
+        if state.requests[first][1] >= oldest and not too_many:
             break
         del state.requests[first]
     name = request_name(fact.source, fact.request, fact.publisher)
@@ -245,6 +259,8 @@ def _server_superseded(state: State, fact: f.ServerSuperseded) -> None:
     if server is None:
         state.illegal += 1
         return
+    if state.version >= BOUNDED and len(server.superseded) >= LIVES:
+        server.superseded -= {min(server.superseded)}  # any one will do, but the same in every fold
     server.superseded |= {fact.incarnation}
 
 

@@ -5,6 +5,7 @@ It travels the same way as everybody's heartbeats: through the broker, into the 
 that were left behind, as it retires any silent instance.
 """
 
+import re
 import time
 
 from magnetar_common.beacon import Beacon
@@ -57,7 +58,9 @@ class Probe:
 
     def seen(self, record: ServiceRecord, now: float) -> None:
         """Take note of a probe that was read. Somebody else's is none of our business."""
-        if record.instance_id == self.key and (sent := self._sent.pop(int(record.metadata[_NUMBER]), None)) is not None:
+        number = record.metadata.get(_NUMBER, "")  # anybody can write here: whatever it is, it must not stop us
+        ours = record.instance_id == self.key and re.fullmatch(r"[0-9]{1,18}", number)
+        if ours and (sent := self._sent.pop(int(number), None)) is not None:
             self._leases.probe_seen(sent, now)
 
     def close(self) -> None:

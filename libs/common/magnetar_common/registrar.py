@@ -5,6 +5,7 @@ of a key. It leaves with a *value*, DOWN: a tombstone alone deregisters nobody (
 compaction never hears it); the registry service writes it later.
 """
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -26,15 +27,20 @@ LEASE_INTERVALS = 3
 """A lease is this many heartbeats."""
 
 _HEARTBEAT = "heartbeatMs"
+_LONGEST_MS = 86_400_000
 
 _log = structlog.get_logger(__name__)
 
 
 def lease_seconds(record: ServiceRecord) -> float:
-    """Return the lease that a record claims: three of the intervals it announces (metadata ``heartbeatMs``)."""
+    """Return the lease that a record claims: three of the intervals it announces (metadata ``heartbeatMs``).
+
+    What is no number of milliseconds, or more than a day, is taken for the default: nobody lives for ever by saying so.
+    """
     announced = record.metadata.get(_HEARTBEAT, "")
-    interval = int(announced) / 1000 if announced.isascii() and announced.isdigit() else DEFAULT_INTERVAL_S
-    return LEASE_INTERVALS * max(interval, 0.01)
+    if not re.fullmatch(r"[0-9]{1,8}", announced) or int(announced) > _LONGEST_MS:
+        return LEASE_INTERVALS * DEFAULT_INTERVAL_S
+    return LEASE_INTERVALS * max(int(announced) / 1000, 0.01)
 
 
 class Registrar:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from magnetar_common.fleet import Fleet
 from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
+from magnetar_events.base import Later
 from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.facts import Booking, PlacementRefused, TrafficTarget, VersionFailed
 from magnetar_events.models import ModelSpec
@@ -273,7 +274,8 @@ class State:
         servers: by key.
         booked: (host, device uuid) → bytes reserved by all servers on that host.
         arriving: the part of ``booked`` whose loads are not finished: no reading shows it yet.
-        generations: last generation of every model that ever was.
+        generations: last generation of every model that ever was, but for the oldest of very many that are gone.
+        floor: the highest generation among those: a model that comes back begins above it.
         requests: :func:`request_name` → (position, log time) of the requests of the last day.
         illegal: facts that the transition table forbids; more than 0 is a defect of a writer.
         unsettled: models to be worked on without further input.
@@ -305,6 +307,7 @@ class State:
     arriving: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     generations: dict[str, int] = field(default_factory=dict[str, int])
     requests: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[tuple[str, str], tuple[int, int]])
+    floor: int = field(default=0, metadata={Later: True})
     illegal: int = 0
     newest: int = -1
     failed: dict[str, None] = field(default_factory=dict[str, None], compare=False)
@@ -327,6 +330,13 @@ class State:
         """Return a replica, or None."""
         model = self.models.get(key.model)
         return model.replicas.get((key.generation, key.server)) if model else None
+
+    def memory_ms(self) -> int:
+        """Return for how long requests are remembered: as the policy says, or less while there are too many of them."""
+        if len(self.requests) < self.policy.max_requests:
+            return self.policy.request_memory_ms
+        _, oldest = next(iter(self.requests.values()))
+        return min(self.policy.request_memory_ms, self.at - oldest)
 
     def revivable(self) -> list[str]:
         """Return the models that failed for a retriable reason before the newest server came."""

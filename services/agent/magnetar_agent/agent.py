@@ -167,7 +167,13 @@ class Agent:
 
     def obey(self, command: Command) -> Verdict:
         """Do what a command says, unless it is old, somebody else's, or done already."""
+        disbelieved = self._ledger.disbelieved
         verdict, answer = self._ledger.judge(command)
+        if self._ledger.disbelieved > disbelieved:
+            _log.error(
+                "an earlier command was not the leader's and is forgotten: look who may write to the topic",
+                topic=self._commands.topic, term=command.term, position=command.position,
+            )  # fmt: skip
         wanted, position = command.command, command.position
         if answer is not None:
             self._reporter.report(answer)
@@ -232,8 +238,9 @@ class Agent:
         return self.serving, "the server answers" if self.serving else "the server does not answer"
 
     def check_commands(self) -> tuple[bool, str]:
-        """Return whether commands reach this agent, for ``/readyz``."""
-        return self._commands.check()
+        """Return whether commands reach this agent and are obeyed, for ``/readyz``."""
+        refusing = self._ledger.refusing
+        return (False, refusing) if refusing else self._commands.check()
 
     def check_reports(self) -> tuple[bool, str]:
         """Return whether reports reach the broker, for ``/readyz``."""

@@ -3,12 +3,17 @@
 Commands to one server are ordered by (term, position). An agent obeys nothing older than what it obeyed for that
 version, nothing from a leadership older than the newest it has seen, and nothing meant for another life of it. The same
 position again is the same decision, sent again, maybe by a later leader: it is answered again, and not acted on twice.
+
+Whoever can write to the topic could forge a term or a position that no leader will ever reach. So what is newest is
+believed only while nobody steadily says otherwise: a deposed leader falls silent within seconds (it sends nothing unless
+an append was acknowledged in the last 5 s), and one that goes on for ``DOUBT_S`` is no deposed one.
 """
 
 import threading
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from magnetar_events.commands import Command, LoadModel, UnloadModel
@@ -37,6 +42,13 @@ MAX_LINES = 20_000
 """Versions remembered. Beyond it the oldest that are neither in the server nor being worked on are forgotten."""
 
 
+DOUBT_S = 60.0
+"""Older commands that keep coming for this long (seconds), and nothing newer, are the leader's: the newest was forged."""
+
+STEADY_S = 15.0
+"""… with no longer pause between two of them (seconds): an unanswered command is sent again every 5 s."""
+
+
 class Verdict(Enum):
     """What to do with a command."""
 
@@ -50,6 +62,22 @@ class Verdict(Enum):
 
 
 @dataclass(slots=True)
+class _Doubt:
+    """Commands of one term that are refused for something newer, and keep coming."""
+
+    term: int = -1
+    since: float = 0.0
+    last: float = 0.0
+
+    def grows(self, term: int, now: float) -> bool:
+        """Take note of a refusal; return whether they have lasted too long for a deposed leader's."""
+        if term != self.term or now - self.last > STEADY_S:
+            self.term, self.since = term, now
+        self.last = now
+        return now - self.since >= DOUBT_S
+
+
+@dataclass(slots=True)
 class _Line:
     """What is known of one version.
 
@@ -58,12 +86,14 @@ class _Line:
         answer: the report that ended it; None while it is in progress.
         loaded: the version is in the server and answers.
         digest: sha256 of the artifact that was loaded.
+        doubt: that the newest was a leader's.
     """
 
     newest: tuple[int, int] = (0, -1)
     answer: Answer | None = None
     loaded: bool = False
     digest: str = ""
+    doubt: _Doubt = field(default_factory=_Doubt)
 
     @property
     def busy(self) -> bool:
@@ -75,15 +105,20 @@ class Ledger:
 
     Args:
         incarnation: of this life.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, incarnation: str) -> None:
+    def __init__(self, incarnation: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._doubt = _Doubt()
         self._incarnation = incarnation
         self._lines: dict[VersionKey, _Line] = {}
         self._lock = threading.RLock()
         self._ours = (0, -1)
         self.term = 0
-        """Newest term seen."""
+        """Newest term seen, and believed."""
+        self.disbelieved = 0
+        """How often something newer turned out to be nobody's."""
 
     def judge(self, command: Command) -> tuple[Verdict, ReportKind | None]:
         """Say what to do with a command and what to report at once; take note of it if it is to be obeyed."""
@@ -93,7 +128,10 @@ class Ledger:
                 # Whoever is commanded after us took our place; what was meant for a life before us came earlier.
                 return (Verdict.REPLACED if (0, -1) < self._ours < place else Verdict.FOREIGN), None
             if command.term < self.term:
-                return Verdict.OLD_TERM, None
+                if not self._doubt.grows(command.term, self._clock()):
+                    return Verdict.OLD_TERM, None
+                self._disbelieve(command.term)
+            self._doubt = _Doubt()
             self.term, self._ours = command.term, max(self._ours, place)
             wanted = command.command
             if not isinstance(wanted, (LoadModel, UnloadModel)):
@@ -101,8 +139,11 @@ class Ledger:
             key, at = (wanted.model, wanted.generation), place
             line = self._lines.get(key) or _Line()
             if command.position == line.newest[1]:
+                line.doubt = _Doubt()
                 return (Verdict.IN_PROGRESS if line.answer is None else Verdict.ANSWER_AGAIN), line.answer
-            if at < line.newest:
+            if at < line.newest and line.doubt.grows(command.term, self._clock()):
+                self.disbelieved += 1
+            elif at < line.newest:
                 superseded = CommandSuperseded(
                     model=key[0], generation=key[1], position=command.position, newest=line.newest[1]
                 )
@@ -111,6 +152,23 @@ class Ledger:
             self._lines[key] = _Line(at, None, line.loaded, line.digest)
             self._forget()
             return Verdict.OBEY, None
+
+    def _disbelieve(self, term: int) -> None:
+        """Forget what terms later than this one said."""
+        self.disbelieved += 1
+        self._ours = (0, -1)
+        for key, line in self._lines.items():
+            if line.newest[0] > term:
+                self._lines[key] = _Line(loaded=line.loaded, digest=line.digest)
+
+    @property
+    def refusing(self) -> str:
+        """Whether the newest commands that come are refused for their term, and why, for people; empty = they are not."""
+        with self._lock:
+            doubt, age = self._doubt, self._clock() - self._doubt.last
+            if doubt.term < 0 or age > STEADY_S:
+                return ""
+            return f"commands of term {doubt.term} are refused, for one of term {self.term} came before"
 
     def is_newest(self, key: VersionKey, position: int) -> bool:
         """Return whether no newer command than the one at this position was obeyed for a version."""

@@ -35,7 +35,9 @@ def examined(source: Input, message: Message, event: ModelEvent, state: State, w
     except NotAuthentic as error:
         return replace(source, verified=error.code)
     now = max(wall, state.wall)  # a leader whose clock is behind must not open the window again
-    memory = state.policy.request_memory_ms
+    memory = state.memory_ms()
+    if memory < 2 * AHEAD_MS:
+        return replace(source, verified="TOO_MANY_REQUESTS", publisher=publisher)
     if not now - memory // 2 <= event.time <= now + AHEAD_MS:
         return replace(source, verified="SIGNATURE_EXPIRED", publisher=publisher)
     return replace(source, verified="signature", publisher=publisher)

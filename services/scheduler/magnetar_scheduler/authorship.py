@@ -10,6 +10,7 @@ REFUSED = {
     "UNKNOWN_PUBLISHER": "the policy knows no publisher of that name",
     "SIGNATURE_INVALID": "it is not the publisher's signature of this message",
     "SIGNATURE_EXPIRED": "it is too old or from the future, and could be a replay: check the clock, and sign it anew",
+    "TOO_MANY_REQUESTS": "so many came within minutes that a replay could not be told: raise maxRequests in the policy",
 }
 """What the leader finds of a signature that does not hold → why, for people."""
 

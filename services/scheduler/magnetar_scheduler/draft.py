@@ -12,11 +12,16 @@ from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
 
-BUDGET = 400_000
-"""Estimated bytes of facts after which a draft is full: far below the 1 MiB of an entry, for names may be long."""
+BUDGET = 250_000
+"""Estimated bytes of facts after which a draft is full.
+
+What is begun is ended: a model of 1,000 replicas may add as much as 700,000 for names of full length. Both together stay
+below the 1 MiB of an entry.
+"""
 
 _FACT_BYTES = 300
-_CANDIDATE_BYTES = 60
+_CANDIDATE_BYTES = 20
+_BYTES_A_CHARACTER = 4
 
 
 class Draft:
@@ -77,10 +82,7 @@ class Draft:
     def emit(self, fact: f.Fact) -> None:
         """Decide a fact."""
         self.facts.append(fact)
-        self._size += _FACT_BYTES
-        if isinstance(fact, (f.PlacementRefused, f.ReplicaPlaced)):
-            evidence = fact.examples if isinstance(fact, f.PlacementRefused) else fact.best
-            self._size += len(evidence) * _CANDIDATE_BYTES
+        self._size += _size_of(fact)
         key = getattr(fact, "model", None)
         if key is None:
             return
@@ -130,3 +132,16 @@ class Draft:
             device = (server.info.host, booking.device)
             self.reserved[device] = self.reserved.get(device, 0) + sign * booking.bytes
             self.bytes[key] = self.bytes.get(key, 0) + sign * booking.bytes
+
+
+def _size_of(fact: f.Fact) -> int:
+    """Return about how many bytes of an entry a fact takes, rather too many than too few."""
+    size = _FACT_BYTES
+    if isinstance(fact, (f.ReplicaPlaced, f.ReplicaChanged, f.ReplicaAdopted)):
+        size += len(fact.server) + _BYTES_A_CHARACTER * len(fact.reason)
+    if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
+        size += sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(booking.device) for booking in fact.bookings)
+    if isinstance(fact, (f.ReplicaPlaced, f.PlacementRefused)):
+        evidence = fact.best if isinstance(fact, f.ReplicaPlaced) else fact.examples
+        size += sum(_CANDIDATE_BYTES + len(candidate.server) for candidate in evidence)
+    return size

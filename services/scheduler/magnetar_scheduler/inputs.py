@@ -79,7 +79,13 @@ class TimerDue:
 
 @dataclass(slots=True, frozen=True)
 class Continue:
-    """The next piece of what is pending."""
+    """The next piece of what is pending.
+
+    Attributes:
+        skip: of the models that wait for room, this many (kinds of them) were tried already, in vain.
+    """
+
+    skip: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -123,9 +129,12 @@ def understand(source: Input) -> Decidable:
             return LeaseLapsed(server, incarnation)
         if source.kind == "registry" and not source.sha256:
             return RegistryChanged(source.key, None)
-        simple = {"stale": lambda: ReadingStale(source.subject), "timer": TimerDue, "continue": Continue}
-        if source.kind in simple:
-            return simple[source.kind]()
+        if source.kind == "stale":
+            return ReadingStale(source.subject)
+        if source.kind == "timer":
+            return TimerDue()
+        if source.kind == "continue":
+            return Continue(int(source.subject or 0))
         raise ValueError(f"an input of kind {source.kind!r} cannot be understood without its bytes")
     try:
         if source.kind == "request":

@@ -32,6 +32,7 @@ def on_inventory(draft: Draft, server: Server, report: InventoryReported, number
     """Settle every replica on a server with what the server really holds."""
     held = {(item.model, item.generation): item for item in report.models}
     touched: dict[str, None] = {}
+    room = draft.policy.max_models - len(draft.state.models)  # for what nobody wants, too: it is here to be let go
     for place, replica in sorted(server.replicas.items()):
         if len(touched) >= MAX_CHANGES or draft.full:
             break
@@ -42,7 +43,9 @@ def on_inventory(draft: Draft, server: Server, report: InventoryReported, number
         for (key, _), item in sorted(held.items()):
             if len(touched) >= MAX_CHANGES or draft.full:
                 break
-            if item.ready and not item.busy:
+            unknown = draft.model(key) is None
+            if item.ready and not item.busy and not (unknown and room <= 0):
+                room -= unknown
                 _adopt(draft, server, item)
                 touched[key] = None
     more = len(touched) >= MAX_CHANGES or draft.full

@@ -19,7 +19,8 @@ KIND_OF_TOPIC = {MODEL_EVENTS.name: "request", AGENT_EVENTS.name: "report", SERV
 
 UNVALIDATED = frozenset(
     {
-        "UNDECODABLE", "UNKNOWN_SCHEMA", "UNKNOWN_KIND", "INVALID", "CREDENTIAL_IN_URI", "CREDENTIAL_IN_TEXT", "DEFECT",
+        "TOO_LARGE", "UNDECODABLE", "UNKNOWN_SCHEMA", "UNKNOWN_KIND", "INVALID",
+        "CREDENTIAL_IN_URI", "CREDENTIAL_IN_TEXT", "DEFECT",
     }
 )  # fmt: skip
 """Codes of inputs that did not pass the edge."""

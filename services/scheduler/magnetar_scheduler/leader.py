@@ -41,6 +41,7 @@ from magnetar_scheduler.inputs import Alive, Decidable, Elected, Rejected, Reque
 from magnetar_scheduler.journal import EntryTooLarge, NotFinalized, from_message, make_entry, properties_of, short
 from magnetar_scheduler.leadership import Mandate, check_broker
 from magnetar_scheduler.outbox import Outbox
+from magnetar_scheduler.pending import TRIES, more_to_try
 from magnetar_scheduler.pumps import Pump
 from magnetar_scheduler.watch import Watch
 
@@ -68,6 +69,9 @@ BACKLOG = 2_000
 """Inputs taken from the broker and not decided yet, at most."""
 
 _ACKNOWLEDGED = object()
+
+_FROM_OUTSIDE = frozenset({"request", "report", "registry", "reading"})
+"""Kinds of input that somebody else wrote: whatever they do to us must not end one leader after the other."""
 
 
 @dataclass(slots=True)
@@ -108,6 +112,8 @@ class Leader:
         self._began = time.monotonic()
         self._began_at = self.state.at
         self._tried_room = -1
+        self._trying_room: int = -1
+        self._skip = 0
         self._stuck_at = -1
         self._connected = self._began
         self._next_tick = 0.0
@@ -121,6 +127,7 @@ class Leader:
         self._watch: Watch | None = None
         self._published: TableView[Route] | None = None
         self._closing: list[Callable[[], object]] = [outbox.close]
+        self._closed = False
 
     # --- the life of a leadership ---------------------------------------------------------------------------------------
 
@@ -149,8 +156,8 @@ class Leader:
             self._identity,
             self.state,
             time.monotonic(),
-            lambda key, record, message_id: self._inbox.put(_Heard(key, record, message_id)),
-            self._inbox.put,
+            lambda key, record, message_id: self._enqueue(_Heard(key, record, message_id)),
+            self._enqueue,
         )
         self._published = TableView(
             self._bus,
@@ -201,6 +208,7 @@ class Leader:
     def close(self) -> None:
         """Release everything, the log first: the sooner another may lead, the better."""
         LEADER.set(0)
+        self._closed = True
         self._producer.close()
         for close in reversed(self._closing):
             close()
@@ -212,10 +220,13 @@ class Leader:
 
     def _take(self, message: Message) -> None:
         """Queue an input (on a pump's thread); waits while too many are queued."""
-        message = self._resolve(message)
-        while self._inbox.qsize() > BACKLOG:
+        self._enqueue(self._resolve(message))
+
+    def _enqueue(self, item: object) -> None:
+        """Queue what came from the broker (on the thread that read it); waits while too much is queued."""
+        while self._inbox.qsize() > BACKLOG and not self._closed:
             time.sleep(0.002)
-        self._inbox.put(message)
+        self._inbox.put(item)
 
     def _handle(self, message: Message) -> None:
         source = from_message(message)
@@ -265,9 +276,15 @@ class Leader:
         if not self._has_work():
             return
         room = self.state.room
-        source = Input("continue")
-        if not self._decide(source, understand(source)):
-            self._tried_room = room
+        if room != self._trying_room:
+            self._trying_room, self._skip = room, 0
+        source = Input("continue", subject=str(self._skip) if self._skip else "")
+        if self._decide(source, understand(source)):
+            return
+        if more_to_try(self.state, self._skip):
+            self._skip += TRIES
+        else:
+            self._tried_room, self._skip = room, 0
             self._stuck_at = self.state.position
 
     # --- decide, append, fold -----------------------------------------------------------------------------------------------
@@ -298,7 +315,7 @@ class Leader:
         try:
             return decide(self.state, understood, at)
         except Exception as error:
-            if not source.message_id:
+            if source.kind not in _FROM_OUTSIDE:
                 raise
             return [_defect(source, error)]
 
@@ -316,7 +333,7 @@ class Leader:
         try:
             return make(facts)
         except (EntryTooLarge, NotFinalized) as error:
-            if not source.message_id:
+            if source.kind not in _FROM_OUTSIDE:
                 raise
             return make([_defect(source, error)])
 

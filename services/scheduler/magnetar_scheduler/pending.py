@@ -1,13 +1,17 @@
 """Decide on what the state itself waits for: timers, and the next piece of a large consequence."""
 
-from magnetar_common.state import Model, Server
+from magnetar_common.state import Model, Server, State
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
+from magnetar_events.models import ModelSpec
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Continue, TimerDue
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
 from magnetar_scheduler.servers import INVENTORY_LEASES
+
+TRIES = 200
+"""Models waiting for room, or kinds of them, that one entry tries to place."""
 
 
 def on_timer(draft: Draft, source: TimerDue) -> None:
@@ -76,23 +80,33 @@ def on_continue(draft: Draft, source: Continue) -> None:
     for key in state.revivable()[: piece - len(unsettled)]:
         draft.emit(f.VersionRevived(key, state.models[key].generation, "a new server came"))
         reconcile(draft, key, "a new server came", retry=True)
-    _retry_waiting(draft, piece)
+    _retry_waiting(draft, piece, source.skip)
 
 
-def _retry_waiting(draft: Draft, piece: int) -> None:
-    """Place what waits, most important and longest waiting first; what is like a model that did not fit is not tried."""
+def more_to_try(state: State, skip: int) -> bool:
+    """Whether, once nothing came of those after the first ``skip``, there are still others among what waits for room."""
+    return len(state.waiting) > skip + TRIES and len({_tried_as(state.models[k]) for k in state.waiting}) > skip + TRIES
+
+
+def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
+    """Place what waits, most important and longest waiting first; what is like a model that did not fit is not tried.
+
+    No more than ``TRIES`` are tried: each may have to be compared with every server, and inputs wait meanwhile.
+    """
     state = draft.state
     order = sorted(
         state.waiting, key=lambda key: (-state.models[key].target.spec.priority, state.models[key].target.position, key)
     )
     hopeless: set[object] = set()
+    numbers: dict[object, int] = {}
     placed = 0
     for key in order:
-        spec = state.models[key].target.spec
-        like = (spec.requirements, spec.runtime.kind, spec.memory, spec.devices, spec.gpu_types, spec.server)
-        if draft.full:
+        model = state.models[key]
+        like, unit = _like(model.target.spec), _tried_as(model)
+        number = numbers.setdefault(unit, len(numbers))
+        if draft.full or number >= skip + TRIES:
             return
-        if like in hopeless:
+        if number < skip or like in hopeless:
             continue
         before = len(draft.facts)
         reconcile(draft, key, "room was found", retry=True)
@@ -100,8 +114,18 @@ def _retry_waiting(draft: Draft, piece: int) -> None:
             placed += 1
             if placed >= piece:
                 return
-        elif not state.models[key].replicas and not state.models[key].target.places:
-            hopeless.add(like)  # nothing of its own stands in its way: no other of its like fits either
+        elif unit == like:
+            hopeless.add(like)
+
+
+def _like(spec: ModelSpec) -> tuple[object, ...]:
+    """Return all of a specification that placement looks at."""
+    return (spec.requirements, spec.runtime.kind, spec.memory, spec.devices, spec.gpu_types, spec.server)
+
+
+def _tried_as(model: Model) -> object:
+    """Return what a try of this model tells of: of all its like, unless something of its own may stand in its way."""
+    return model.key if model.replicas or model.target.places else _like(model.target.spec)
 
 
 def _has_lost(model: Model) -> bool:

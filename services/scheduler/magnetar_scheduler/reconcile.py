@@ -10,6 +10,9 @@ from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.placement import Placed, Refused, place
 
+PLACES = 20
+"""Places at which a version failed that are told, at most: each with what its agent said."""
+
 _VICTIMS = {R.LOAD_FAILED: 0, R.LOAD_REQUESTED: 1, R.LOADING: 2, R.LOADED: 3, R.AVAILABLE: 4}
 """Whom to let go of first when there are too many: what is least far along."""
 
@@ -83,7 +86,8 @@ def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Re
 def fail(draft: Draft, model: Model, version: Version, code: str, message: str, *, retriable: bool) -> None:
     """Decide that a version cannot be had, with every place that was tried."""
     if version.failed is None:
-        places = tuple(f"{server}: {why}" for server, why in sorted(version.places.items()))
+        told = sorted(version.places.items())[:PLACES]
+        places = tuple(f"{server}: {why}" for server, why in told)
         draft.emit(f.VersionFailed(model.key, version.generation, code, message, retriable, places))
 
 

@@ -15,6 +15,12 @@ from magnetar_scheduler.reconcile import fail, let_go, reconcile
 ARTIFACT_MISMATCH = "ARTIFACT_MISMATCH"
 """The artifact is not the one that was pinned to this version. Final."""
 
+CODE_LENGTH = 64
+"""Characters of an agent's code that are kept."""
+
+MAX_DOUBLINGS = 16
+"""The wait between attempts is doubled so often, at most."""
+
 _ELSEWHERE = frozenset({"LOAD_FAIL_MEMORY", "LOAD_FAIL_DISK"})
 """Codes for which another attempt on the same server is no use."""
 
@@ -95,7 +101,7 @@ def _loaded(draft: Draft, replica: Replica, report: r.ModelLoaded) -> bool:
 def _load_failed(draft: Draft, replica: Replica, report: r.ModelLoadFailed) -> bool:
     if replica.state not in ARRIVING:
         return False
-    load_failed(draft, replica, report.code, report.message, retriable=report.retriable)
+    load_failed(draft, replica, report.code[:CODE_LENGTH], report.message, retriable=report.retriable)
     return True
 
 
@@ -103,7 +109,7 @@ def load_failed(draft: Draft, replica: Replica, code: str, message: str, *, retr
     """Decide what follows a failed load: again here, then elsewhere, then the version is failed."""
     policy = draft.policy
     again = retriable and code not in _ELSEWHERE and replica.attempt < policy.load_attempts
-    due = draft.at + policy.load_retry_ms * 2 ** (replica.attempt - 1) if again else 0
+    due = draft.at + policy.load_retry_ms * 2 ** min(replica.attempt - 1, MAX_DOUBLINGS) if again else 0
     draft.change(replica, R.LOAD_FAILED, code=code, reason=message[:512], retriable=retriable, due=due)
     if again:
         return
@@ -135,7 +141,7 @@ def _unloaded(draft: Draft, replica: Replica, report: r.ModelUnloaded) -> bool:
 def _unload_failed(draft: Draft, replica: Replica, report: r.ModelUnloadFailed) -> bool:
     if replica.state not in LEAVING:
         return False
-    unload_failed(draft, replica, report.code, report.message)
+    unload_failed(draft, replica, report.code[:CODE_LENGTH], report.message)
     return True
 
 

@@ -119,7 +119,12 @@ def _deploy(draft: Draft, event: ModelEvent, author: Author, wish: DeployModel) 
         if model.target.failed is not None:
             draft.emit(f.VersionRevived(key, model.generation, "wanted again"))
     else:
-        generation = draft.state.generations.get(key, 0) + 1
+        if model is None and len(draft.state.models) >= draft.policy.max_models:
+            limit = (
+                f"there are {len(draft.state.models)} models, and the policy's maxModels is {draft.policy.max_models}"
+            )
+            raise Refusal("TOO_MANY_MODELS", "event.model.name", limit)
+        generation = draft.state.generations.get(key, draft.state.floor) + 1
         _accept(draft, event, author, generation)
         draft.emit(f.ModelWanted(key, generation, spec))
     reconcile(draft, key)

@@ -24,7 +24,7 @@ def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
         return
     server = draft.server(info.key)
     if server is None:
-        if record.status != "DOWN":
+        if record.status != "DOWN" and _make_room(draft):
             _join(draft, info.key, record)
         return
     if server.incarnation != info.incarnation:
@@ -101,7 +101,7 @@ def news(state: State, record: ServiceRecord) -> str:
         return ""
     server = state.servers.get(info.key)
     if server is None:
-        return "registry" if record.status != "DOWN" else ""
+        return "registry" if record.status != "DOWN" and not full(state) else ""
     if server.incarnation != info.incarnation:
         return "registry" if record.status != "DOWN" and info.incarnation not in server.superseded else ""
     if record.status == "DOWN":
@@ -110,6 +110,22 @@ def news(state: State, record: ServiceRecord) -> str:
         return "registry"
     policy = state.policy
     return "reading" if reading_differs(server, info, policy.reading_delta, policy.utilisation_limit) else ""
+
+
+def full(state: State) -> bool:
+    """Whether no further server is taken in."""
+    return len(state.servers) >= state.policy.max_servers and not any(server.lost for server in state.servers.values())
+
+
+def _make_room(draft: Draft) -> bool:
+    """Forget a lost server before its time if there are too many; return whether another may join."""
+    servers = draft.state.servers
+    if len(servers) < draft.policy.max_servers:
+        return True
+    lost = min((server for server in servers.values() if server.lost), key=lambda server: server.due, default=None)
+    if lost is not None:
+        draft.emit(f.ServerForgotten(lost.key))
+    return lost is not None
 
 
 def _read(draft: Draft, server: Server, info: ServerInfo) -> None:

@@ -159,3 +159,71 @@ def test_life_that_another_took_the_place_of_knows(ledger: Ledger) -> None:
     ledger.judge(command(ReportInventory(), 5))
     assert ledger.judge(command(LOAD, 4, incarnation="zero"))[0] is Verdict.FOREIGN
     assert ledger.judge(command(LOAD, 6, incarnation="two"))[0] is Verdict.REPLACED
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def insist(ledger: Ledger, clock: Clock, wanted: Command, seconds: float, every: float = 5.0) -> list[Verdict]:
+    """What becomes of a command that its leader sends again and again."""
+    verdicts = [ledger.judge(wanted)[0]]
+    for _ in range(int(seconds / every)):
+        clock.now += every
+        verdicts.append(ledger.judge(wanted)[0])
+    return verdicts
+
+
+def test_a_forged_term_is_not_believed_for_ever() -> None:
+    """The leader goes on commanding, as no deposed one does: after a minute it is obeyed, and the forger's word forgotten."""
+    clock = Clock()
+    ledger = Ledger("one", clock)
+    ledger.judge(command(LOAD, 3, term=7))
+    ledger.settle(loaded(3))
+    ledger.judge(command(UNLOAD, 2**53 - 1, term=2**53 - 1))
+    assert not ledger.refusing
+    verdicts = insist(ledger, clock, command(LOAD, 9, term=7), ledgers.DOUBT_S)
+    assert verdicts[:-1] == [Verdict.OLD_TERM] * (len(verdicts) - 1)
+    assert verdicts[-1] is Verdict.OBEY
+    assert (ledger.term, ledger.disbelieved, ledger.refusing) == (7, 1, "")
+
+
+def test_what_is_refused_is_seen_meanwhile() -> None:
+    """Readiness names both terms; once they stop, nothing is wrong."""
+    clock = Clock()
+    ledger = Ledger("one", clock)
+    ledger.judge(command(LOAD, 3, term=9))
+    ledger.judge(command(LOAD, 4, term=7))
+    assert ledger.refusing == "commands of term 7 are refused, for one of term 9 came before"
+    clock.now += ledgers.STEADY_S + 1
+    assert not ledger.refusing
+
+
+def test_a_forged_position_is_not_believed_for_ever() -> None:
+    """The same for one version, in the term that leads."""
+    clock = Clock()
+    ledger = Ledger("one", clock)
+    ledger.judge(command(UNLOAD, 2**53 - 1))
+    verdicts = insist(ledger, clock, command(LOAD, 9), ledgers.DOUBT_S)
+    assert set(verdicts[:-1]) == {Verdict.SUPERSEDED}
+    assert verdicts[-1] is Verdict.OBEY
+    assert insist(ledger, clock, command(LOAD, 9), 10.0)[-1] is Verdict.IN_PROGRESS
+
+
+def test_deposed_leaders_are_never_obeyed_again() -> None:
+    """However many wake up, one after the other, and send what they had: none lasts, and the newest is heard in between."""
+    clock = Clock()
+    ledger = Ledger("one", clock)
+    ledger.judge(command(LOAD, 100, term=9))
+    for term in (5, 6, 7, 5, 8):
+        assert set(insist(ledger, clock, command(UNLOAD, 50, term=term), 50.0)) == {Verdict.OLD_TERM}
+    for _ in range(20):  # one that is stopped and goes on, again and again
+        clock.now += ledgers.STEADY_S + 1
+        assert ledger.judge(command(UNLOAD, 50, term=5))[0] is Verdict.OLD_TERM
+    insist(ledger, clock, command(UNLOAD, 50, term=5), 50.0)
+    ledger.judge(command(LOAD, 100, term=9))
+    assert set(insist(ledger, clock, command(UNLOAD, 50, term=5), 50.0)) == {Verdict.OLD_TERM}
