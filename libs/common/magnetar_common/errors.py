@@ -73,6 +73,10 @@ class LogTooNew(LogError):
     """The log holds what only a newer version understands."""
 
 
+class ArchiveBroken(MagnetarError):
+    """An archive of the log is damaged, or is not what it should be."""
+
+
 class NotVoidable(LogError):
     """A message of the log is part of its history, or may be: it cannot be signed off as junk."""
 
