@@ -100,8 +100,16 @@ class Codec(Generic[R]):
         Raises:
             Undecodable: not our bytes, an unknown schema or an unknown kind.
         """
+        return self.from_raw(self.raw(payload, fingerprint))
+
+    def from_raw(self, raw: Mapping[str, Any]) -> R:
+        """Return the record that Avro's dicts (see :meth:`raw`) are, without validating its values.
+
+        Raises:
+            Undecodable: a kind is unknown.
+        """
         try:
-            return self._from_wire(self._read(payload, fingerprint))
+            return self._from_wire(raw)
         except UnknownKind as error:
             raise Undecodable("UNKNOWN_KIND", "", str(error), kind=error.kind) from error
 
@@ -113,7 +121,7 @@ class Codec(Generic[R]):
         """
         if self._largest and len(payload) > self._largest:
             raise Undecodable("TOO_LARGE", "", f"{len(payload)} bytes; at most {self._largest} are read")
-        raw = self._read(payload, fingerprint)
+        raw = self.raw(payload, fingerprint)
         kind = ""
         union = avro.union_field(self._cls)
         assert issubclass(self._cls, BaseModel)
@@ -133,7 +141,12 @@ class Codec(Generic[R]):
         current = fingerprint in ("", self.fingerprint)
         return self._current if current else schemas.by_fingerprint(self._contract, fingerprint)
 
-    def _read(self, payload: bytes, fingerprint: str) -> dict[str, Any]:
+    def raw(self, payload: bytes, fingerprint: str) -> dict[str, Any]:
+        """Return what the bytes hold, as fastavro reads it with the writer's schema: unions as (name, value).
+
+        Raises:
+            Undecodable: not our bytes, or an unknown schema.
+        """
         writer = self._schema(fingerprint)
         if writer is None:
             raise Undecodable(

@@ -16,6 +16,7 @@ from magnetar_cli.main import main
 from magnetar_common.brokers import RunningBroker
 from magnetar_common.bus import Bus, connect
 from magnetar_common.registrar import Registrar
+from magnetar_common.render import state_digest
 from magnetar_common.settings import BusSettings
 from magnetar_events import ServiceRecord
 from magnetar_events.entry import FOLD_VERSION, Entry, Input
@@ -23,7 +24,7 @@ from magnetar_events.facts import LeaderElected
 from magnetar_events.records import Address
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import leading
-from tests.support.logs import entry, write, write_junk
+from tests.support.logs import busy_world, entry, write, write_junk
 
 MANIFEST = """
 apiVersion: magnetar/v1
@@ -319,3 +320,37 @@ def test_junk_on_the_log_is_voided_and_the_truth_is_not(cli: Cli, bus: Bus) -> N
     cli("log", "void", "7:7:-1", "--reason", "no", expect=ExitCode.NOT_FOUND)
     cli("log", "void", "seven", "--reason", "no", expect=ExitCode.USAGE)
     cli("log", "void", junk, expect=ExitCode.USAGE)  # why?
+
+
+def test_the_log_is_archived_verified_and_replayed_without_a_broker(cli: Cli, bus: Bus, tmp_path: Path) -> None:
+    """Twice the same changes nothing; the archive alone gives the state at any position; a damaged one is named."""
+    world = busy_world()
+    write(bus, *world.log)
+    folder = tmp_path / "archive"
+    files = cli.json("log", "archive", "--to", folder, "--entries", 10)
+    assert isinstance(files, list)
+    assert [(file["first"], file["last"]) for file in files] == [(0, 9), (10, 19), (20, world.state.position)]
+    assert cli.json("log", "archive", "--to", folder) == []
+    cli("log", "archive", "--to", folder, "--from", 3, expect=ExitCode.FAILED)
+    cli("log", "archive", "--to", "nothing://here", expect=ExitCode.USAGE)
+
+    cli("context", "set", "here", "--url", "pulsar://127.0.0.1:1")  # no broker from here on
+    assert cli.json("log", "verify", folder) == {
+        "files": 3,
+        "first": 0,
+        "last": world.state.position,
+        "sha256": files[-1]["sha256"],
+        "digest": state_digest(world.state),
+    }
+    replayed = cli.json("replay", "--archive", folder)
+    assert isinstance(replayed, dict)
+    assert replayed["digest"] == state_digest(world.state)
+    earlier = cli.json("replay", "--archive", folder, "--at", 12)
+    assert isinstance(earlier, dict)
+    assert earlier["digest"] == state_digest(world.replayed(12))
+    cli("replay", "--archive", folder, "--at", 999, expect=ExitCode.NOT_FOUND)
+    cli("replay", "--archive", folder, "--at", "1:2:-1", expect=ExitCode.USAGE)
+    cli("replay", "--archive", tmp_path / "none", expect=ExitCode.NOT_FOUND)
+    Path(files[1]["path"]).write_bytes(b"Obj")
+    cli("log", "verify", folder, expect=ExitCode.FAILED)
+    assert files[1]["path"] in cli.err

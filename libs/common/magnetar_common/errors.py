@@ -89,6 +89,10 @@ class NoSnapshotStore(MagnetarError):
     """Snapshots cannot be had from where the settings say that they are."""
 
 
+class ArchiveBroken(MagnetarError):
+    """An archive of the log is damaged, or is not what it should be."""
+
+
 class NotVoidable(LogError):
     """A message of the log is part of its history, or may be: it cannot be signed off as junk."""
 

@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from magnetar_agent.environments import EnvironmentUnavailable
-from magnetar_cli.commands import context, demo, doctor, keys, log, model, repair, server, service, topics, up, upgrade
+from magnetar_cli.commands import (
+    archive,
+    context,
+    demo,
+    doctor,
+    keys,
+    log,
+    model,
+    repair,
+    server,
+    service,
+    topics,
+    up,
+    upgrade,
+)
 from magnetar_cli.commands.apply import apply
 from magnetar_cli.commands.replay import replay
 from magnetar_cli.commands.run import Services
@@ -36,7 +50,8 @@ app.command()(apply)
 app.add_typer(model.app, name="model")
 app.add_typer(server.app, name="server")
 app.add_typer(service.app, name="service")
-log.app.command()(repair.void)
+for _command in (archive.archive, archive.verify, repair.void):
+    log.app.command()(_command)
 app.add_typer(log.app, name="log")
 app.command()(replay)
 app.add_typer(topics.app, name="topics")

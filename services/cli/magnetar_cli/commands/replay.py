@@ -6,10 +6,13 @@ from typing import Annotated
 import typer
 
 from magnetar_cli import shown
+from magnetar_cli.commands.archive import opened
 from magnetar_cli.connection import connected
-from magnetar_cli.exit_codes import NotFound
+from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import STDERR, Format, Output, note, put, table, write
-from magnetar_common.bus import Bus
+from magnetar_common.archive import entries_of
+from magnetar_common.bus import EARLIEST, Bus, MessageId
+from magnetar_common.evolve import fold
 from magnetar_common.log import LogRecord
 from magnetar_common.log import replay as replayed
 from magnetar_common.render import state_digest, state_to_dict
@@ -22,11 +25,17 @@ def replay(
     at: Annotated[
         str, typer.Option("--at", metavar="POSITION|TIME|MESSAGE_ID", help="Up to and including this; by default, all.")
     ] = "",
+    archive: Annotated[
+        str, typer.Option("--archive", metavar="URL|DIR", help="Read `magnetar log archive`'s files, and no broker.")
+    ] = "",
     output: Output = Format.TABLE,
 ) -> None:
     """Rebuild the whole state from the log alone, as it was at a moment."""
-    with connected() as bus:
-        state = state_at(bus, at)
+    if archive:
+        state = state_of_archive(archive, at)
+    else:
+        with connected() as bus:
+            state = state_at(bus, at)
     if output is not Format.TABLE:
         write({"position": state.position, "digest": state_digest(state), "state": state_to_dict(state)}, output)
         return
@@ -64,4 +73,32 @@ def state_at(bus: Bus, at: str) -> State:
         beyond = end.message_id < place
     if beyond:
         raise NotFound(f"the log does not hold {at}; it ends at position {end.entry.position} ({end.message_id})")
+    return state
+
+
+def state_of_archive(url: str, at: str) -> State:
+    """Return the state at a place as people name it, from archived files alone; empty = their end.
+
+    Raises:
+        Misused: it is a message id: files have none.
+        BadPlace: it is none.
+        NotFound: they do not hold it.
+        ArchiveBroken: they cannot be trusted.
+    """
+    place = parse_place(at) if at else None
+    if isinstance(place, MessageId):
+        raise Misused(
+            "an archive knows positions and times, no message ids", "magnetar replay --archive DIR --at POSITION"
+        )
+    belongs = until(place) if place is not None else None
+    state = State()
+    with STDERR.status("replaying the archive"):
+        for entry in entries_of(opened(url)):
+            if belongs is not None and not belongs(LogRecord(entry, EARLIEST, b"", "")):
+                break
+            fold(state, entry)
+    if state.position < 0:
+        raise NotFound("the archive is empty" if place is None else f"the archive begins after {at}")
+    if isinstance(place, int) and state.position < place:
+        raise NotFound(f"the archive does not hold {at}; it ends at position {state.position}")
     return state
