@@ -3,7 +3,7 @@
 import pytest
 
 from magnetar_common.bus.results import TryAgain, error_of, retrying
-from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, NotThere, TopicHeld
+from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced, NotPermitted, NotThere, TopicHeld
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from magnetar_common.errors import BusError, BusRefused, BusUnavailable, Fenced,
         ("ProducerBusy", TopicHeld),
         ("ProducerFenced", Fenced),
         ("TopicNotFound", NotThere),
-        ("AuthorizationError", BusRefused),
+        ("AuthorizationError", NotPermitted),
         ("IncompatibleSchema", BusRefused),
         ("InvalidTopicName", BusRefused),
         ("MessageTooBig", BusRefused),

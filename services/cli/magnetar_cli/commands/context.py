@@ -1,5 +1,6 @@
 """``magnetar context …``."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -48,6 +49,9 @@ def use(name: Named) -> None:
 def _set(name: Named, **values: Any) -> None:
     """Add a context, or change the fields given of one that is there."""
     given = {field: value for field, value in values.items() if value is not None}
+    for file in ("token_file", "trust_certs", "data_dir"):  # it is used from any folder
+        if given.get(file):
+            given[file] = str(Path(given[file]).expanduser().absolute())
     contexts.put(name, BrokerContext(**given), use=not contexts.load().current)
     note(f"{name} is in {contexts.config_file()}")
 
@@ -70,5 +74,6 @@ def _ours() -> Json:
         "inUse": True,
         "url": settings.url,
         "adminUrl": settings.admin_url,
+        "tokenFile": settings.token_file,
         "dataDir": settings.data_dir,
     }
