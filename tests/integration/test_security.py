@@ -1,14 +1,22 @@
 """A Pulsar with TLS, tokens and permissions: everything works with just its grants, and nothing else does."""
 
+import json
+import os
 import re
+import socket
+import subprocess
+import sys
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
 import pytest
 
+from magnetar_cli.exit_codes import ExitCode
 from magnetar_common import grants, topic_policies
 from magnetar_common.admin import Admin
 from magnetar_common.brokers import BrokerUnavailable
@@ -16,6 +24,7 @@ from magnetar_common.bus import EARLIEST, LATEST, Bus, connect
 from magnetar_common.errors import BusError, NotPermitted, Unauthenticated, Untrusted
 from magnetar_common.grants import Part
 from magnetar_common.schema_registry import SchemaRegistry
+from magnetar_common.settings import BusSettings
 from magnetar_common.topics import (
     ANCHOR,
     COMMANDS,
@@ -29,6 +38,7 @@ from magnetar_common.topics import (
 from magnetar_events.schemas import schema_json
 from tests.plugin import absent
 from tests.support import secure
+from tests.support.agents import SimulatedAgent
 from tests.support.leading import eventually
 from tests.support.secure import SecureBroker
 
@@ -59,7 +69,7 @@ class Tenancy:
     def role(self, name: str) -> str:
         return f"{name}.{self.name}"
 
-    def settings(self, role: str, **fields: object):
+    def settings(self, role: str, **fields: object) -> BusSettings:
         return self.broker.settings(self.name, self.broker.token(self.role(role)), **fields)
 
     def admin(self) -> Admin:
@@ -164,7 +174,7 @@ def test_a_tenants_administrator_applies_grants_and_revokes(tenancy: Tenancy) ->
 # --- tokens and certificates ----------------------------------------------------------------------------------------
 
 
-def refused(settings) -> BusError:
+def refused(settings: BusSettings) -> BusError:
     """How opening a producer on the requests fails, and asking the admin interface."""
     try:
         bus = connect(settings)
@@ -248,3 +258,172 @@ def test_a_schema_of_another_language_is_resolved_with_the_right_to_read(tenancy
         assert registry.resolve(message).properties["avro-fingerprint"]
     bus.close()
     publisher.close()
+
+
+# --- the whole, as processes ----------------------------------------------------------------------------------------
+
+HTTP = httpx.Client(timeout=10, trust_env=False, verify=False)  # loopback, and not over TLS
+HTTP_TOKEN = "a-secret-of-the-http-interfaces"
+
+MANIFEST = """
+apiVersion: magnetar/v1
+kind: Model
+metadata: {name: iris}
+spec: {storageUri: "file:///models/iris", requirements: [sklearn], memory: 100Mi, server: a}
+"""
+
+
+class World:
+    """Processes that have nothing but a token each, and all that they ever said or showed."""
+
+    def __init__(self, tenancy: Tenancy, folder: Path) -> None:
+        self.tenancy, self.folder = tenancy, folder
+        self.secrets = {HTTP_TOKEN}
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.shown = ""
+        (folder / "http-token").write_text(HTTP_TOKEN)
+
+    def environment(self, role: str) -> dict[str, str]:
+        """Half of them get their token in the environment, and half in a file."""
+        settings = self.tenancy.settings(role)
+        self.secrets.add(settings.token)
+        file = self.folder / f"{role}.token"
+        file.write_text(settings.token)
+        token = {"TOKEN": settings.token} if len(role) % 2 else {"TOKEN_FILE": str(file)}
+        bus = {"URL": settings.url, "ADMIN_URL": settings.admin_url, "TENANT": settings.tenant, **token}
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("MAGNETAR_")}
+        return {
+            **clean,
+            **{f"MAGNETAR_PULSAR_{key}": value for key, value in bus.items()},
+            "MAGNETAR_PULSAR_TRUST_CERTS": settings.trust_certs,
+            "MAGNETAR_HTTP_TOKEN_FILE": str(self.folder / "http-token"),
+            "MAGNETAR_CONFIG": str(self.folder / "contexts.yaml"),
+        }
+
+    def start(self, role: str, service: str, *arguments: str) -> str:
+        """Run a service; return where it answers."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        with (self.folder / f"{role}.txt").open("wb") as out:
+            command = [sys.executable, "-m", "magnetar_cli", service, *arguments, "--port", str(port)]
+            self.processes.append(
+                subprocess.Popen(
+                    [*command, "--log-level", "DEBUG"],
+                    env=self.environment(role),
+                    cwd=self.folder,
+                    stdout=out,
+                    stderr=out,
+                )
+            )
+        return f"http://127.0.0.1:{port}"
+
+    def cli(self, role: str, *arguments: str, expect: ExitCode = ExitCode.OK, **variables: str) -> str:
+        command = [sys.executable, "-m", "magnetar_cli", *arguments]
+        environment = {**self.environment(role), **variables}
+        done = subprocess.run(command, env=environment, cwd=self.folder, capture_output=True, text=True, check=False)
+        self.shown += done.stdout + done.stderr
+        assert done.returncode == expect, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout + done.stderr if expect else done.stdout
+
+    def everything_shown(self) -> str:
+        """What anybody could see: outputs, command lines, and the bytes of the log."""
+        said = [self.shown, *(path.read_text(errors="replace") for path in self.folder.glob("*.txt"))]
+        for process in self.processes:
+            said += [Path(f"/proc/{process.pid}/{name}").read_text() for name in ("cmdline", "comm")]
+        bus = self.tenancy.connect("operator")
+        for topic in (topic for topic in TOPICS if not topic.family):
+            reader = bus.reader(topic.name, EARLIEST)
+            while (message := reader.read(0.2)) is not None:
+                said.append(message.payload.decode("latin-1") + str(message.properties))
+        bus.close()
+        return "\n".join(said)
+
+
+@pytest.fixture
+def world(broker: SecureBroker, tmp_path: Path) -> Iterator[World]:
+    world = World(Tenancy(broker), tmp_path)
+    yield world
+    for process in world.processes:
+        process.kill()
+        process.wait()
+
+
+def ready(url: str) -> Callable[[], bool]:
+    def ask() -> bool:
+        try:
+            return HTTP.get(f"{url}/readyz").is_success
+        except httpx.TransportError:
+            threading.Event().wait(0.2)  # it is starting, on the same processors
+            return False
+
+    return ask
+
+
+@pytest.mark.timeout(400)  # a dozen processes, on a machine that may be busy
+def test_the_whole_stack_works_over_tls_with_its_grants_alone_and_shows_no_secret(world: World) -> None:
+    """From topics to Available, with a token for each part; what anybody sees of it is searched for every secret."""
+    tenancy = world.tenancy
+    superuser = tenancy.broker.token(secure.ADMIN)
+    world.secrets.add(superuser)
+
+    def administer(*arguments: str) -> str:
+        return world.cli("boss", *arguments, MAGNETAR_PULSAR_TOKEN=superuser, MAGNETAR_PULSAR_TOKEN_FILE="")
+
+    administer("topics", "apply")
+    with tenancy.admin() as admin:
+        for part in (Part.SCHEDULER, Part.PROJECTOR, Part.REGISTRY, Part.OPERATOR):
+            grants.give(admin, tenancy.role(part), part)
+        grants.give(admin, tenancy.role("agent-real"), Part.AGENT, commands_topic("real", 0))
+    administer("topics", "grant", tenancy.role("agent-a"), "--as", "agent", "--server", "a/0")
+    assert tenancy.role("agent-a") in administer("topics", "grants")
+
+    scheduler = world.start("scheduler", "scheduler", "--host", "0.0.0.0", "--advertised-host", "127.0.0.1")
+    projector = world.start("projector", "projector", "--host", "0.0.0.0", "--data", ":memory:")
+    registry = world.start("registry", "registry")
+    real = world.start(
+        "agent-real", "agent", "--server", "real", "--kind", "process", "--command", "sleep 1000", "--bind", "0.0.0.0"
+    )
+    agent_bus = tenancy.connect("agent-a")
+    agent = SimulatedAgent(agent_bus, "a")
+    for url in (scheduler, projector, registry, real):
+        eventually(ready(url), within=60, what=url)
+    (world.folder / "iris.yaml").write_text(MANIFEST)
+    world.cli("operator", "apply", "-f", "iris.yaml")
+    world.cli("operator", "model", "status", "iris", "-w", "Available", "-t", "60")
+
+    # Over HTTP nothing but health without the token, and of health only whether all is well.
+    bearer = {"Authorization": f"Bearer {HTTP_TOKEN}"}
+    for url, path in ((projector, "/v1/models"), (projector, "/metrics"), (scheduler, "/metrics"), (real, "/metrics")):
+        assert HTTP.get(f"{url}{path}").status_code == 401
+        assert HTTP.get(f"{url}{path}", headers={"Authorization": "Bearer wrong"}).status_code == 401
+        assert HTTP.get(f"{url}{path}", headers=bearer).status_code == 200
+    assert HTTP.post(f"{real}/terminate").status_code == 401
+    assert HTTP.get(f"{scheduler}/readyz").json() == {"ok": True}
+    assert HTTP.get(f"{scheduler}/readyz", headers=bearer).json()["checks"]["role"]["detail"].startswith("leading")
+    models = HTTP.get(f"{projector}/v1/models", headers=bearer).json()["models"]
+    assert [model["state"] for model in models] == ["Available"]
+
+    # The command line: what it shows, and the errors that it ends with.
+    findings = json.loads(world.cli("operator", "doctor", "--listen", "2", "-o", "json"))
+    assert {f["check"]: f["result"] for f in findings if f["result"] != "good"} == {"policies": "warning"}
+    denied = world.cli("agent-a", "model", "list", expect=ExitCode.DENIED)
+    assert f"role {tenancy.role('agent-a')} may not consume" in denied
+    expired = tenancy.broker.token(tenancy.role("operator"), expires_in_s=-90)
+    world.secrets.add(expired)
+    (world.folder / "old.token").write_text(expired)
+    world.cli("operator", "context", "set", "old", "--token-file", "old.token")
+    assert "old.token" in world.cli("operator", "context", "list", "-o", "yaml")
+    assert (world.folder / "contexts.yaml").stat().st_mode & 0o077 == 0
+    said = world.cli("operator", "--context", "old", "model", "list", expect=ExitCode.DENIED)
+    assert "expired at" in said
+    fire = world.cli("operator", "scheduler", "--host", "0.0.0.0", expect=ExitCode.FAILED, MAGNETAR_HTTP_TOKEN_FILE="")
+    assert "MAGNETAR_HTTP_TOKEN_FILE" in fire
+
+    shown = world.everything_shown()
+    assert len(shown) > 10_000
+    assert [secret[:20] for secret in world.secrets if secret in shown] == []
+    signatures = [secret.rpartition(".")[2] for secret in world.secrets]
+    assert [signature for signature in signatures if signature in shown] == []
+    agent.die()
+    agent_bus.close()
+    assert HTTP.post(f"{real}/terminate", headers=bearer, timeout=60).json() == {"drained": True, "modelsLeft": 0}

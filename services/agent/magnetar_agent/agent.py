@@ -47,6 +47,7 @@ class AgentOptions:
     Attributes:
         folder: for artifacts.
         secrets: folder of this host's secrets, or None.
+        artifact_roots: folders that a `file:` URI may lead into; none = whatever this process may read.
         load_concurrency: operations that run at once.
         server_wait_s: an operation waits for a server that is down for this long (seconds) before it is tried.
         canary_s: a loaded model is asked for an inference this often (seconds); 0 = never.
@@ -56,6 +57,7 @@ class AgentOptions:
 
     folder: Path
     secrets: Path | None = None
+    artifact_roots: tuple[Path, ...] = ()
     load_concurrency: int = 4
     server_wait_s: float = 20.0
     canary_s: float = 30.0
@@ -112,6 +114,7 @@ class Agent:
             options.secrets,
             self.readings,
             lambda: (self._work.begun, self._work.running),
+            options.artifact_roots,
         )
         self._canary = Canary(
             adapter,

@@ -21,7 +21,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +32,19 @@ from magnetar_agent.adapters.base import Code, OperationError
 _HEADER = b"magnetar-tree-1\n"
 _CHUNK = 1 << 20
 _WRAPPERS = frozenset({"zip", "tar"})  # chained protocols that only read; others write caches elsewhere on this host
+_LOCAL = frozenset({"file", "local"})
+_INDIRECT = frozenset(
+    {
+        "async_wrapper", "asynclocal", "asyncwrapper", "blockcache", "cached", "dask", "dir", "dvc", "filecache", "generic",
+        "git", "libarchive", "reference", "simplecache",
+    }
+)  # fmt: skip
+"""Protocols that read another place than the URI shows, this host's files among them."""
+
 _FORBIDDEN = (401, 403)
+
+MAX_FILES = 100_000
+"""Files in one artifact: a small archive may name millions, and a file system has only so many inodes."""
 
 
 class ArtifactError(OperationError):
@@ -56,7 +68,14 @@ class FetchedArtifact:
     cached: bool
 
 
-def fetch(uri: str, storage_options: Mapping[str, object], into: Path, *, expected: str = "") -> FetchedArtifact:
+def fetch(
+    uri: str,
+    storage_options: Mapping[str, object],
+    into: Path,
+    *,
+    expected: str = "",
+    roots: Sequence[Path] = (),
+) -> FetchedArtifact:
     """Fetch a file or a tree, unless the expected content is here already.
 
     Without `expected` the source is always read again: a URI is a place, and only a digest says what is in it. Whether
@@ -69,6 +88,7 @@ def fetch(uri: str, storage_options: Mapping[str, object], into: Path, *, expect
         into: The agent's artifact folder. Nothing is written outside it.
         expected: Digest pinned to the model's generation, if any. What is cached under it is hashed again before it is
             used.
+        roots: Folders of this host that a `file:` URI may lead into; none = whatever this process may read.
 
     Raises:
         ArtifactError: ARTIFACT_MISSING, ARTIFACT_INVALID, ARTIFACT_FORBIDDEN, DRIVER_MISSING, ARTIFACT_UNREACHABLE or
@@ -84,7 +104,7 @@ def fetch(uri: str, storage_options: Mapping[str, object], into: Path, *, expect
     with tempfile.TemporaryDirectory(prefix=".fetching-", dir=home) as folder:
         tree = Path(folder) / "tree"
         tree.mkdir()
-        _fetch_into(uri, storage_options, tree)
+        _fetch_into(uri, storage_options, tree, roots)
         sha256, size = digest(tree)
         target = home / sha256
         cached = target.is_dir()
@@ -165,13 +185,20 @@ def redacted(uri: str) -> str:
     return head + chain + urlunsplit((parts.scheme, netloc, parts.path, "", ""))
 
 
-def _fetch_into(uri: str, options: Mapping[str, object], tree: Path) -> None:
+def _fetch_into(uri: str, options: Mapping[str, object], tree: Path, roots: Sequence[Path]) -> None:
     *wrappers, source = uri.split("::")
-    if not re.match(r"[a-z][a-z0-9+.-]*:", source) or not {w.partition("://")[0] for w in wrappers} <= _WRAPPERS:
+    protocol = source.partition(":")[0]
+    if (
+        not re.match(r"[a-z][a-z0-9+._-]*:", source)
+        or protocol in _INDIRECT
+        or not {w.partition("://")[0] for w in wrappers} <= _WRAPPERS
+    ):
         raise ArtifactError(
             Code.ARTIFACT_INVALID,
             f"storage URI {redacted(uri)!r} must begin with a protocol (file://, s3://, …), zip:: or tar::",
         )
+    if protocol in _LOCAL and roots:
+        _check_place(source, roots)
     try:
         _copy(uri, options, tree)
     except ArtifactError as error:
@@ -195,6 +222,13 @@ def _copy(uri: str, options: Mapping[str, object], tree: Path) -> None:
     keywords = {uri.rpartition("::")[2].partition(":")[0]: dict(options)} if wrapped else dict(options)
     fs, root = url_to_fs(uri, **keywords)
     fs.invalidate_cache()  # drivers are shared and remember listings
+    for member in fs.tar.getmembers() if uri.startswith("tar:") else ():
+        # A link has no size of its own: a small archive of them could become anything, and its driver reads devices as
+        # files that are broken, which another attempt might find whole.
+        if not (member.isreg() or member.isdir()):
+            raise ArtifactError(
+                Code.ARTIFACT_INVALID, f"{member.name!r} is neither a file nor a folder (links in archives are refused)"
+            )
     root = root.rstrip("/")
     listed: dict[str, dict[str, Any]]
     info: dict[str, Any] = {"type": "directory"} if root == "" or uri.endswith("/") else fs.info(root)
@@ -212,17 +246,30 @@ def _copy(uri: str, options: Mapping[str, object], tree: Path) -> None:
         names = [path.removeprefix(root).removeprefix("/") for path in listed]
     if not listed:
         raise FileNotFoundError(root)
-    _check_room(tree, sum(int(row.get("size") or 0) for row in listed.values()))
+    _check_room(tree, len(listed), sum(int(row.get("size") or 0) for row in listed.values()))
     targets = [_target(tree, name) for name in names]
     for target in targets:
         target.parent.mkdir(parents=True, exist_ok=True)
     fs.get(list(listed), [str(target) for target in targets])
 
 
-def _copy_local(uri: str, tree: Path) -> None:
+def _check_place(uri: str, roots: Sequence[Path]) -> None:
+    """Refuse what is not below one of the folders, links followed; a driver may or may not decode `%`."""
+    for path in {_local_path(uri), unquote(_local_path(uri))}:
+        place = Path(path)
+        if not place.is_absolute() or not any(place.resolve().is_relative_to(root.resolve()) for root in roots):
+            raise ArtifactError(
+                Code.ARTIFACT_FORBIDDEN, f"{uri} is not below a folder that this agent may read artifacts from"
+            )
+
+
+def _local_path(uri: str) -> str:
     rest = uri.partition(":")[2]
-    rest = rest.removeprefix("//localhost") if rest.startswith("//localhost/") else rest.removeprefix("//")
-    root = Path(unquote(rest))
+    return rest.removeprefix("//localhost") if rest.startswith("//localhost/") else rest.removeprefix("//")
+
+
+def _copy_local(uri: str, tree: Path) -> None:
+    root = Path(unquote(_local_path(uri)))
     if not root.is_absolute():
         raise ArtifactError(Code.ARTIFACT_INVALID, "a file URI holds an absolute path, as in file:///models/iris")
     if not root.exists():
@@ -230,7 +277,7 @@ def _copy_local(uri: str, tree: Path) -> None:
     files = local_files(root)
     if not files:
         raise FileNotFoundError(f"{root} holds no file")
-    _check_room(tree, sum(path.stat().st_size for path in files.values()))
+    _check_room(tree, len(files), sum(path.stat().st_size for path in files.values()))
     for relative, path in files.items():
         target = _target(tree, relative)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -245,7 +292,10 @@ def _target(tree: Path, relative: str) -> Path:
     return tree.joinpath(*parts)
 
 
-def _check_room(tree: Path, needed: int) -> None:
+def _check_room(tree: Path, count: int, needed: int) -> None:
+    """Refuse before a byte is written. What an archive says of its members' sizes also bounds what is read of them."""
+    if count > MAX_FILES:
+        raise ArtifactError(Code.ARTIFACT_INVALID, f"holds {count} files, and {MAX_FILES} are the most")
     free = shutil.disk_usage(tree).free
     if needed > free:
         raise ArtifactError(Code.LOAD_FAIL_DISK, f"needs {needed} bytes of disk, {free} are free")

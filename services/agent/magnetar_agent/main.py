@@ -85,6 +85,7 @@ def _options(settings: AgentSettings) -> AgentOptions:
     return AgentOptions(
         settings.home,
         secrets=Path(settings.secrets_dir) if settings.secrets_dir else None,
+        artifact_roots=settings.artifact_folders(),
         load_concurrency=settings.load_concurrency,
         server_wait_s=settings.server_wait_s,
         canary_s=settings.canary_s,

@@ -39,6 +39,7 @@ class Operations:
         secrets: folder of this host's secrets, or None.
         devices: reads the devices now.
         activity: returns (operations begun so far, operations running now): memory is measured by one that was alone.
+        artifact_roots: folders that a `file:` URI may lead into; none = whatever this process may read.
     """
 
     adapter: Adapter
@@ -46,6 +47,7 @@ class Operations:
     secrets: Path | None
     devices: Callable[[], list[DeviceReading]]
     activity: Callable[[], tuple[int, int]]
+    artifact_roots: tuple[Path, ...] = ()
 
     def load(self, wanted: LoadModel, position: int, *, afresh: bool = False) -> ModelLoaded | ModelLoadFailed:
         """Load a version, and say how that went; never raises.
@@ -121,7 +123,9 @@ class Operations:
 
     def _fetch(self, wanted: LoadModel) -> FetchedArtifact:
         options: Mapping[str, object] = resolve(wanted.secret_name, self.secrets) if wanted.secret_name else {}
-        return fetch(wanted.storage_uri, options, self.artifacts, expected=wanted.artifact_digest)
+        return fetch(
+            wanted.storage_uri, options, self.artifacts, expected=wanted.artifact_digest, roots=self.artifact_roots
+        )
 
     def _free(self) -> dict[str, int]:
         return {reading.uuid: reading.free_bytes for reading in self.devices() if not reading.error}

@@ -32,6 +32,8 @@ class AgentSettings(BaseSettings):
         over_commit_percent: how much more than the memory may be promised.
         folder: for artifacts, repository and logs.
         secrets_dir: folder of this host's secrets; empty = only the environment.
+        artifact_roots: folders that ``file:`` URIs may lead into, separated by commas; empty = whatever the agent may
+            read, which whoever may deploy a model can then have loaded.
         advertised_host: address at which inference requests reach the server.
         bind: where health, metrics and ``/terminate`` are served.
         port: of these; 0 = any free one.
@@ -70,6 +72,7 @@ class AgentSettings(BaseSettings):
     over_commit_percent: int = Field(default=0, ge=0, le=1000)
     folder: str = ".magnetar/agent"
     secrets_dir: str = ""
+    artifact_roots: str = ""
     advertised_host: str = "127.0.0.1"
     bind: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65_535)
@@ -123,6 +126,10 @@ class AgentSettings(BaseSettings):
     def home(self) -> Path:
         """The agent's folder, absolute."""
         return Path(self.folder).absolute()
+
+    def artifact_folders(self) -> tuple[Path, ...]:
+        """Return the folders that `file:` URIs may lead into."""
+        return tuple(Path(item.strip()).absolute() for item in self.artifact_roots.split(",") if item.strip())
 
     def label_map(self) -> dict[str, str]:
         """Return the labels."""

@@ -21,6 +21,7 @@ from magnetar_cli.waiting import described, status_of
 from magnetar_common.bus import Bus, connect
 from magnetar_common.log import replay, until_position
 from magnetar_common.render import state_digest
+from magnetar_common.settings import HttpSettings
 from magnetar_common.state import State
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
@@ -262,7 +263,8 @@ class Demonstration:
         url = f"{stack.services['projector'].url}/v1/state"
 
         def same() -> bool:
-            answer = httpx.get(url, params={"at": str(state.position)}, timeout=10.0, trust_env=False)
+            asked = {"at": str(state.position)}
+            answer = httpx.get(url, params=asked, headers=HttpSettings().headers(), timeout=10.0, trust_env=False)
             return answer.is_success and answer.json()["digest"] == state_digest(state)
 
         step.until(same, _PROJECTED_S, lambda: f"the projector is to have the same state at position {state.position}")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import httpx
 
 from magnetar_cli.connection import Following
-from magnetar_common import topic_policies
+from magnetar_common import tokens, topic_policies
 from magnetar_common.admin import Admin
 from magnetar_common.bus import EARLIEST, LATEST, Bus, MessageId
 from magnetar_common.discovery import Discovery
-from magnetar_common.errors import LogError
+from magnetar_common.errors import LogError, NotPermitted
 from magnetar_common.probe import is_probe
 from magnetar_common.settings import BusSettings
 from magnetar_common.topics import INPUTS, SERVICE_REGISTRY
@@ -30,6 +30,7 @@ _PATIENCE_S = 5.0
 _LONG = 100_000
 """A log of more entries than this takes seconds to fold: to start from a snapshot is worth it."""
 
+_DAY_S = 86_400
 _LAG = 1_000
 """Messages that wait; more are not counted."""
 
@@ -57,13 +58,27 @@ def broker(settings: BusSettings, admin: Admin | None) -> Iterator[Finding]:
         yield Finding("broker", GOOD, f"embedded, at {settings.url}: one scheduler, no policies, no schema registry")
         return
     yield Finding("broker", GOOD, f"Pulsar {admin.broker_version()}, at {settings.url}")
-    violations = topic_policies.check(admin)
+    yield from _token(settings)
+    try:
+        violations = topic_policies.check(admin)
+    except NotPermitted as error:
+        yield Finding("policies", DOUBTFUL, str(error), "ask with an administrator's token: magnetar topics check")
+        return
     for each in violations:
         result = BAD if each.loses_data else DOUBTFUL
         detail = f"{each.what} is {each.found}, not {each.wanted}"
         yield Finding(f"policy of {each.topic}", result, detail, each.command)
     if not violations:
         yield Finding("policies", GOOD, "what must be kept is kept; every topic has its schema")
+
+
+def _token(settings: BusSettings) -> Iterator[Finding]:
+    claims = tokens.claims(settings.current_token())
+    if claims.expires is None:
+        return
+    left = claims.expires - time.time()
+    detail = f"of role {claims.role}, ends in {left / _DAY_S:.1f} days"
+    yield Finding("token", GOOD if left > _DAY_S else DOUBTFUL, detail, "" if left > _DAY_S else "have it renewed")
 
 
 def schemas() -> Iterator[Finding]:
@@ -109,11 +124,16 @@ def leadership(log: Following) -> Iterator[Finding]:
         return
     url = f"http://{found[0].address.host}:{found[0].address.port}/readyz"
     try:
-        checks = httpx.get(url, timeout=_PATIENCE_S, trust_env=False).json()["checks"]
-    except httpx.TransportError as error:
+        # Without a token: whoever may register could have it sent to an address of its own.
+        answer = httpx.get(url, timeout=_PATIENCE_S, trust_env=False)
+        checks = answer.json().get("checks")
+    except (httpx.TransportError, ValueError) as error:
         yield Finding("leader", DOUBTFUL, f"{detail}; no answer at {url}: {error}", "is the scheduler running?")
         return
-    said, start = checks["role"]["detail"], checks["start"]["detail"]
+    if checks is None:  # it asks for a token, and says no more than that
+        yield Finding("leader", GOOD if answer.is_success else BAD, f"{detail}; it is ready: {answer.is_success}")
+        return
+    said, start = str(checks["role"]["detail"]), str(checks["start"]["detail"])
     yield Finding("leader", GOOD if said.startswith("leading") else BAD, f"{detail}; it says: {said}")
     slow = state.position > _LONG and start.endswith("no snapshot")
     yield Finding("start", DOUBTFUL if slow else GOOD, start, "set MAGNETAR_SNAPSHOTS_URL" if slow else "")

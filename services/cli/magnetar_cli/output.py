@@ -13,6 +13,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from magnetar_events.credentials import redacted
+
 Json = dict[str, Any]
 Columns = Mapping[str, Callable[[Json], object]]
 """Title → what to show of a row."""
@@ -104,6 +106,6 @@ def note(text: str) -> None:
 
 def complain(message: str, hint: str = "") -> None:
     """Say in one line what went wrong, and in a second what to do."""
-    STDERR.print(Text.assemble(("error: ", "bold red"), " ".join(message.split())), soft_wrap=True)
+    STDERR.print(Text.assemble(("error: ", "bold red"), " ".join(redacted(message).split())), soft_wrap=True)
     if hint:
         STDERR.print(Text.assemble(("hint: ", "bold"), hint), soft_wrap=True)

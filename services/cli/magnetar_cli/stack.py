@@ -59,6 +59,7 @@ class Stack:
             admin_url=self._broker.admin_url or "",
             data_dir=str(self._data / "broker"),
             token="",
+            token_file="",
             trust_certs="",
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 
 from magnetar_agent.children import Child, spawn
+from magnetar_common.settings import HttpSettings
 
 GRACE_S = 15.0
 """Between SIGTERM and SIGKILL (seconds)."""
@@ -71,7 +72,7 @@ class Supervised:
         if self.pid is None:
             return False
         try:
-            answer = httpx.get(f"{self.url}/readyz", timeout=2.0, trust_env=False)
+            answer = httpx.get(f"{self.url}/readyz", headers=HttpSettings().headers(), timeout=2.0, trust_env=False)
         except httpx.TransportError:
             return False
         return answer.is_success and self._ready(answer.json()["checks"])

@@ -1,7 +1,11 @@
 """Artifacts: their digest, their cache, and what must never come in with them."""
 
 import hashlib
+import io
 import os
+import shutil
+import stat
+import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from magnetar_agent import artifacts
 from magnetar_agent.adapters.base import Code
 from magnetar_agent.artifacts import ArtifactError, digest, fetch, forget, redacted
 
@@ -157,6 +162,103 @@ def test_an_archive_member_never_escapes(member: str, tmp_path: Path) -> None:
         archive.writestr(member, b"evil")
     assert refusal(f"zip://::file://{tmp_path}/evil.zip", tmp_path / "deep" / "cache").code == Code.ARTIFACT_INVALID
     assert not list(tmp_path.rglob("escaped"))
+
+
+def _tar(path: Path, *members: tarfile.TarInfo) -> str:
+    """An archive whose members are whatever they claim to be; each regular one holds two bytes."""
+    with tarfile.open(path, "w") as archive:
+        for member in members:
+            member.size = 2 if member.isreg() else 0
+            archive.addfile(member, io.BytesIO(b"ok") if member.isreg() else None)
+    return f"tar://::file://{path}"
+
+
+def _member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.mode = kind, target, mode
+    return member
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        _member("../escaped"),
+        _member("link", tarfile.SYMTYPE, "/etc/passwd"),
+        _member("link", tarfile.SYMTYPE, "../../../etc/passwd"),
+        _member("hard", tarfile.LNKTYPE, "/etc/passwd"),
+        _member("hard", tarfile.LNKTYPE, "../outside"),
+        _member("null", tarfile.CHRTYPE),
+        _member("disk", tarfile.BLKTYPE),
+        _member("pipe", tarfile.FIFOTYPE),
+    ],
+    ids=lambda member: f"{member.name}-{member.linkname}",
+)
+def test_a_tar_with_links_devices_or_places_outside_is_refused(member: tarfile.TarInfo, tmp_path: Path) -> None:
+    """Finally so: it is the same on every attempt; and nothing of it is anywhere."""
+    uri = _tar(tmp_path / "evil.tar", _member("model.joblib"), member)
+    cache = tmp_path / "deep" / "cache"
+    assert refusal(uri, cache).code == Code.ARTIFACT_INVALID
+    assert not list(tmp_path.rglob("escaped"))
+
+
+def test_a_tar_gives_no_file_more_rights_than_a_new_one_has(tmp_path: Path) -> None:
+    """Set-uid, sticky and executable bits of an archive are not taken over."""
+    artifact = fetch(_tar(tmp_path / "m.tar", _member("model.joblib", mode=0o6777)), {}, tmp_path / "cache")
+    assert (artifact.path / "model.joblib").lstat().st_mode & 0o7111 == 0
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the size of what it would become, and by the number of its files."""
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.joblib", b"\0" * 20_000_000)
+    assert (tmp_path / "bomb.zip").stat().st_size < 100_000
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000_000))
+    assert refusal(f"zip://::file://{tmp_path}/bomb.zip", tmp_path / "cache").code == Code.LOAD_FAIL_DISK
+    monkeypatch.undo()
+    monkeypatch.setattr(artifacts, "MAX_FILES", 3)
+    many = _tar(tmp_path / "many.tar", *[_member(f"{number}") for number in range(4)])
+    assert refusal(many, tmp_path / "cache").code == Code.ARTIFACT_INVALID
+
+
+def test_an_archive_that_lies_about_its_size_gives_no_more_than_it_said(tmp_path: Path) -> None:
+    """The sizes that the room was judged by are also the most that is read."""
+    path = tmp_path / "liar.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.joblib", b"\0" * 1_000_000)
+    path.write_bytes(path.read_bytes().replace((1_000_000).to_bytes(4, "little"), (10).to_bytes(4, "little")))
+    cache = tmp_path / "cache"
+    with pytest.raises(ArtifactError):
+        fetch(f"zip://::file://{path}", {}, cache)
+    assert sum(each.stat().st_size for each in cache.rglob("*") if each.is_file()) <= 10
+
+
+def test_with_roots_a_file_uri_leads_nowhere_else(iris: Path, tmp_path: Path) -> None:
+    """Neither by a path, nor by `..`, nor by a link, nor inside of another protocol."""
+    allowed, outside = iris.parent, tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.txt").write_text("secret")
+    (allowed / "link").symlink_to(outside)
+    with zipfile.ZipFile(outside / "a.zip", "w") as archive:
+        archive.writestr("x", b"x")
+    for uri in (
+        outside.as_uri(),
+        f"file:///{allowed}/../outside",
+        f"file:{allowed}/%2e%2e/outside",
+        f"local://{outside}",
+        f"{allowed.as_uri()}/link",
+        f"zip://::file://{outside}/a.zip",
+        "file://~/x",
+    ):
+        with pytest.raises(ArtifactError) as refused:
+            fetch(uri, {}, tmp_path / "cache", roots=(allowed,))
+        assert refused.value.code == Code.ARTIFACT_FORBIDDEN, uri
+    assert fetch(iris.as_uri(), {}, tmp_path / "cache", roots=(tmp_path / "other", allowed)).sha256 == GOLDEN
+
+
+@pytest.mark.parametrize("protocol", ["reference", "dir", "generic", "git", "simplecache", "asynclocal"])
+def test_a_protocol_that_reads_another_place_is_refused(protocol: str, tmp_path: Path) -> None:
+    assert refusal(f"{protocol}:///etc", tmp_path / "cache").code == Code.ARTIFACT_INVALID
 
 
 def test_an_object_key_never_escapes(memory: fsspec.AbstractFileSystem, tmp_path: Path) -> None:

@@ -50,8 +50,9 @@ def use(name: Named) -> None:
 def _set(name: Named, **values: Any) -> None:
     """Add a context, or change the fields given of one that is there."""
     given = {field: value for field, value in values.items() if value is not None}
-    if key := given.get("signing_key_file"):
-        given["signing_key_file"] = str(Path(key).expanduser().absolute())  # a context is used from any folder
+    for file in ("token_file", "trust_certs", "data_dir", "signing_key_file"):  # it is used from any folder
+        if given.get(file):
+            given[file] = str(Path(given[file]).expanduser().absolute())
     contexts.put(name, BrokerContext(**given), use=not contexts.load().current)
     note(f"{name} is in {contexts.config_file()}")
 
@@ -78,5 +79,6 @@ def _ours() -> Json:
         "inUse": True,
         "url": settings.url,
         "adminUrl": settings.admin_url,
+        "tokenFile": settings.token_file,
         "dataDir": settings.data_dir,
     }
