@@ -142,7 +142,8 @@ class Broker:
     Attributes:
         reachable: whether anybody reaches it.
         slow_s: what storing a message takes besides its usual time (seconds), at most.
-        on_stored: told of every message once it is stored.
+        on_stored: told of every message once it is stored, and who wrote it.
+        on_sent: told of every message when its producer takes it.
     """
 
     def __init__(self, hub: Hub, seed: str) -> None:
@@ -153,7 +154,8 @@ class Broker:
         self.slow_s = 0.0
         self.topics: dict[str, Topic] = {}
         self.sessions: list[Session] = []
-        self.on_stored: list[Callable[[Message], None]] = []
+        self.on_stored: list[Callable[[Message, SimProducer], None]] = []
+        self.on_sent: list[Callable[[SimProducer, Sending], None]] = []
 
     def topic(self, name: str) -> Topic:
         """Return a topic, made on first use."""
@@ -255,7 +257,7 @@ class Broker:
         topic.messages.append(message)
         self.hub.note("broker", "stored", topic=topic.name.rpartition("/")[2], id=place, key=sending.key)
         for told in self.on_stored:
-            told(message)
+            told(message, producer)
         if not session.closed:
             session.down(producer.answered, sending, place)
 
@@ -336,8 +338,7 @@ class Broker:
         self.hub.note("broker", "back")
         for process in self.hub.processes:
             for bus in process.connections:
-                if bus.session is not None:
-                    bus.session.healed()
+                bus.mended()
 
     def unload(self, name: str) -> None:
         """Close a topic and open it again: every producer and reader of it reconnects, in any order."""

@@ -164,7 +164,7 @@ class SimBus:
             self.reset(session)
 
     def sever(self, *, noticed: bool) -> None:
-        """Cut the network.
+        """Cut the network; :meth:`heal` joins it again.
 
         Args:
             noticed: the client is told at once (a reset), instead of finding out by itself.
@@ -181,7 +181,13 @@ class SimBus:
     def heal(self) -> None:
         """Join the network again."""
         self.cut = False
-        if self.session is not None:
+        self.mended()
+
+    def mended(self) -> None:
+        """Packets pass again: those of a connection that was abandoned meanwhile, too."""
+        for session in [session for session in self.broker.sessions if session.bus is self]:
+            session.healed()
+        if self.session is not None and self.session.closed:
             self.session.healed()
 
     def reset(self, session: Session) -> None:
@@ -276,7 +282,7 @@ class SimProducer:
         self.exclusive = exclusive
         self.epoch = 0
         self.session: Session | None = None
-        self._bus = bus
+        self.bus = bus
         self._log = log
         self._closed = False
         self._fenced = False
@@ -285,11 +291,11 @@ class SimProducer:
     @property
     def is_connected(self) -> bool:
         return (
-            not (self._closed or self._fenced) and self.session is not None and self.session is self._bus.session
+            not (self._closed or self._fenced) and self.session is not None and self.session is self.bus.session
         )
 
     def send(self, payload: bytes, *, key: str = "", properties: Mapping[str, str] | None = None) -> MessageId:
-        hub = self._bus.hub
+        hub = self.bus.hub
         sending = self._queue(payload, None, key, properties)
         sending.waiting = hub.task
         end = hub.now + TIMEOUT_S
@@ -310,15 +316,17 @@ class SimProducer:
     ) -> None:
         sending = self._queue(payload, callback, key, properties)
         if not self._log:
-            self._bus.process.later(TIMEOUT_S, self._give_up, sending)
+            self.bus.process.later(TIMEOUT_S, self._give_up, sending)
 
     def _queue(
         self, payload: bytes, callback: SendCallback | None, key: str, properties: Mapping[str, str] | None
     ) -> Sending:
-        bus = self._bus
+        bus = self.bus
         bus.hub.step()
         wall = int((EPOCH_S + bus.hub.now + bus.process.skew) * 1000)
         sending = Sending(payload, callback, key, dict(properties or {}), wall)
+        for told in bus.broker.on_sent:
+            told(self, sending)
         while len(self._unanswered) >= MAX_PENDING:
             bus.hub.park(0.01)
         if self._closed:
@@ -345,15 +353,15 @@ class SimProducer:
     def _tell(self, sending: Sending, answer: MessageId | BusError) -> None:
         sending.answer = answer
         if sending.callback is not None:
-            self._bus.call_back(sending.callback, answer)
+            self.bus.call_back(sending.callback, answer)
         elif sending.waiting is not None:
-            self._bus.hub.wake(sending.waiting)
+            self.bus.hub.wake(sending.waiting)
 
     def flush(self) -> None:
         """Nothing is batched here."""
 
     def close(self) -> None:
-        bus = self._bus
+        bus = self.bus
         bus.hub.maybe_step()
         if self._closed:
             return
@@ -370,33 +378,33 @@ class SimProducer:
 
     def detached(self, session: Session) -> None:
         """The broker let go of it, and may take it again."""
-        if self._bus.session is session:
+        if self.bus.session is session:
             self.session = None
-            delay = self._bus.random.uniform(*RECONNECT_S) / 5
-            self._bus.process.later(delay, self._come_again, session)
+            delay = self.bus.random.uniform(*RECONNECT_S) / 5
+            self.bus.process.later(delay, self._come_again, session)
 
     def _come_again(self, session: Session) -> None:
-        if self._bus.session is session and not self._closed and self.session is None:
+        if self.bus.session is session and not self._closed and self.session is None:
             session.up(self.reattach, session)
 
     def reattach(self, session: Session) -> None:
         """Ask to write again (on the broker)."""
         if not self._closed and not self._fenced:
-            session.down(self._reattached, session, self._bus.broker.attach_producer(session, self))
+            session.down(self._reattached, session, self.bus.broker.attach_producer(session, self))
 
     def _reattached(self, session: Session, answer: BusError | None) -> None:
-        if self._closed or self._bus.session is not session:
+        if self._closed or self.bus.session is not session:
             return
         if answer is None:
             self.session = session
             for sending in self._unanswered:
-                session.up(self._bus.broker.publish, session, self, sending)
+                session.up(self.bus.broker.publish, session, self, sending)
         elif isinstance(answer, Fenced):
             self._fenced = True
             while self._unanswered:
                 self._tell(self._unanswered.popleft(), answer)
         else:
-            self._bus.process.later(self._bus.random.uniform(0.1, 1.0), self._come_again, session)
+            self.bus.process.later(self.bus.random.uniform(0.1, 1.0), self._come_again, session)
 
 
 class SimReader:

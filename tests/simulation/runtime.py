@@ -63,6 +63,8 @@ class Process:
         connections: its buses; they break when it dies.
         on_end: told once it has ended.
         died_at: when; None while it lives.
+        tokens: what it drew from ``secrets``: the incarnation of an agent is one.
+        said_goodbye: it began to leave the registry.
     """
 
     def __init__(self, hub: "Hub", name: str, main: Callable[[], None], *, skew: float = 0.0) -> None:
@@ -79,6 +81,7 @@ class Process:
         self.on_end: list[Callable[[Process], None]] = []
         self.died_at: float | None = None
         self.tokens: list[str] = []
+        self.said_goodbye = False
         self._held: list[Task] = []
         self._mail: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         hub.processes.append(self)
