@@ -255,7 +255,8 @@ class Broker:
         topic.next_entry += 1
         message = Message(topic.name, place, sending.key, sending.payload, sending.properties, sending.publish_ms)
         topic.messages.append(message)
-        self.hub.note("broker", "stored", topic=topic.name.rpartition("/")[2], id=place, key=sending.key)
+        short = topic.name.rpartition("/")[2]
+        self.hub.note("broker", "stored", topic=short, id=place, key=sending.key, shown=short != "service-registry")
         for told in self.on_stored:
             told(message, producer)
         if not session.closed:
@@ -263,19 +264,18 @@ class Broker:
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 
-    def attach_reader(self, session: Session, reader: "SimReader", after: MessageId) -> MessageId:
-        """Begin to send what comes after a place; return that place."""
+    def attach_reader(self, session: Session, reader: "SimReader", after: MessageId) -> None:
+        """Begin to send what comes after a place."""
         topic = self.topic(reader.topic)
         if after == LATEST:
             after = topic.messages[-1].id if topic.messages else EARLIEST
         self.detach_reader(session, reader)
         if session.closed:
-            return after
+            return
         cursor = _Cursor(session, reader, topic, after)
         session.readers[reader] = cursor
         topic.cursors.append(cursor)
         self._push_soon(cursor)
-        return after
 
     def detach_reader(self, session: Session, reader: "SimReader") -> None:
         """Send nothing more to a reader."""

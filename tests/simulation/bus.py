@@ -7,7 +7,7 @@ from typing import Any
 
 from greenlet import GreenletExit
 
-from magnetar_common.bus.base import EARLIEST, Message, MessageId, SendCallback
+from magnetar_common.bus.base import EARLIEST, LATEST, Message, MessageId, SendCallback
 from magnetar_common.errors import BusError, BusUnavailable, Fenced, SendTimedOut
 from tests.simulation.broker import Broker, Session
 from tests.simulation.runtime import EPOCH_S, Hub, Process, Task
@@ -117,7 +117,8 @@ class SimBus:
 
         def attach(session: Session) -> None:
             if reader.session is not session:
-                reader.session, reader.after = session, self.broker.attach_reader(session, reader, reader.after)
+                reader.session = session
+                self.broker.attach_reader(session, reader, reader.after)
 
         self._readers.append(reader)
         try:
@@ -408,7 +409,10 @@ class SimProducer:
 
 
 class SimReader:
-    """Reads one topic; reconnects by itself, after the last message that it handed out."""
+    """Reads one topic; reconnects by itself, after the last message that it handed out.
+
+    One opened at the end that has handed out nothing yet reconnects at what is the end by then, as Pulsar's does.
+    """
 
     def __init__(self, bus: SimBus, topic: str, after: MessageId, *, compacted: bool) -> None:
         self.topic = topic
@@ -433,7 +437,7 @@ class SimReader:
         while not self._closed:
             while self._buffer:
                 message = self._buffer.popleft()
-                if message.id > self.after:
+                if self.after == LATEST or message.id > self.after:
                     self.after = message.id
                     return message
             if hub.now >= end:

@@ -394,8 +394,12 @@ class Checker:
                 return f"{key} is {status.state}: {status.reason}"
             if status.state is not ModelState.AVAILABLE and not (status.code and status.reason):
                 return f"{key} is {status.state} without a reason"
+            target = model.target
+            waits = target.refused is not None or target.failed is not None
             for replica in model.replicas.values():
-                if replica.state is not R.AVAILABLE and not state.servers[replica.server].lost:
+                # A new version of which not all replicas fit does not take over from one that serves.
+                held_back = replica.state is R.LOADED and waits and replica.generation == model.generation
+                if replica.state is not R.AVAILABLE and not held_back and not state.servers[replica.server].lost:
                     return f"{replica.key} is {replica.state}"
         return self._unsettled_servers() or self._unsettled_routes() or self._unsettled_projector()
 

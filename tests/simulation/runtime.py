@@ -203,9 +203,10 @@ class Hub:
         """Call something after a while."""
         self.at(self.now + delay, fn, *arguments)
 
-    def note(self, who: str, event: str, **fields: object) -> None:
-        """Put an event into the trace."""
-        self.trace.append((self.now, who, event, fields))
+    def note(self, who: str, event: str, *, shown: bool = True, **fields: object) -> None:
+        """Put an event into the trace; one that is not ``shown`` counts for the digest alone."""
+        if shown:
+            self.trace.append((self.now, who, event, fields))
         self.digest = crc32(f"{self.now:.6f}{who}{event}{fields}".encode(), self.digest)
 
     def told(self) -> list[str]:
