@@ -87,7 +87,8 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         return state, failed.code, reason, failed.retriable
     refused = model.target.refused
     if refused is not None:
-        arriving = any(r.live and r.state is not R.AVAILABLE for r in model.of(model.generation))
+        # One that is Loaded and not routed is not on its way: it waits for those that do not fit.
+        arriving = any(r.live and r.state not in (R.LOADED, R.AVAILABLE) for r in model.of(model.generation))
         state = ModelState.DEGRADED if available and not arriving else ModelState.SCHEDULE_FAILED
         state = ModelState.PROGRESSING if arriving else state
         return state, "NO_ROOM", f"{refused.missing} of {model.wanted} replicas: {refused.message}", True

@@ -46,7 +46,7 @@ class Draft:
         """Server → bytes added by this draft."""
         self.largest_room: dict[bool, int] = {}
         """Whether on accelerators → the most that any device had left when somebody first asked; see ``placement``."""
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, Model | None] = {}
         self._size = 0
 
     @property
@@ -61,9 +61,8 @@ class Draft:
 
     def model(self, key: str) -> Model | None:
         """Return the model as it is after the facts so far. The copy is for reading: change it by ``emit``."""
-        copy = self._models.get(key)
-        if copy is not None:
-            return copy
+        if key in self._models:
+            return self._models[key]
         model = self.state.models.get(key)
         if model is None:
             return None
@@ -88,7 +87,7 @@ class Draft:
             return
         model = self.model(key)
         if isinstance(fact, f.ModelRemoved):
-            self._models.pop(key, None)
+            self._models[key] = None  # gone for the rest of this decision, whatever the state still says
             return
         if model is None:
             model = self._models[key] = Model(key, deleted=isinstance(fact, f.ReplicaAdopted))

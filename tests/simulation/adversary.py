@@ -1,0 +1,337 @@
+"""The seeded adversary: users who want this and that, and everything that may go wrong, at random moments."""
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+
+from magnetar_common.topics import AGENT_EVENTS, MODEL_EVENTS, ROUTES, SERVICE_REGISTRY, STATE_CHANGES, commands_topic
+from magnetar_events import ModelEvent
+from magnetar_events.models import ModelSpec
+from magnetar_events.policy import Policy
+from magnetar_events.requests import DeployModel, RequestKind, ScaleModel, SetPolicy, UndeployModel
+from tests.simulation.cluster import Cluster, Service
+from tests.simulation.invariants import Checker
+from tests.simulation.servers import MIB
+
+MODELS = 6
+"""Models that users fight over."""
+
+POLICY = {
+    "heartbeat_ms": 3_000,
+    "lease_ms": 9_000,
+    "reading_stale_ms": 6_000,
+    "hold_ms": 12_000,
+    "evictions_per_minute": 10,
+    "load_timeout_ms": 15_000,
+    "load_retry_ms": 500,
+    "unload_timeout_ms": 8_000,
+    "unload_grace_ms": 300,
+    "delete_deadline_ms": 25_000,
+    "resend_ms": 2_500,
+    "forget_server_ms": 60_000,
+}
+"""The rules in a run: the shipped ones, in a hurry."""
+
+
+class Adversary:
+    """Makes trouble for a while.
+
+    Args:
+        cluster: whom to trouble.
+        checker: knows who leads.
+        seed: of the run.
+
+    Attributes:
+        faults: fault → how often it was injected.
+    """
+
+    def __init__(self, cluster: Cluster, checker: Checker, seed: str) -> None:
+        self.cluster = cluster
+        self.checker = checker
+        self.hub = cluster.hub
+        self.random = Random(f"{seed}/adversary")
+        self.faults: Counter[str] = Counter()
+        self._number = 0
+        self._until = 0.0
+
+    def begin(self, *, wishes: int, faults: int, seconds: float) -> None:
+        """Spread so many wishes and faults over a time (virtual seconds)."""
+        self._until = self.hub.now + seconds
+        self.ask(SetPolicy(policy=self._policy()), repeat=False)
+        for _ in range(wishes):
+            self.hub.after(1.0 + self.random.random() ** 1.5 * (seconds - 1.0), self._wish)
+        kinds, weights = zip(*((kind, weight) for kind, (weight, _) in _FAULTS.items()), strict=True)
+        # Each seed has its own mixture: some see much of one fault, and nothing of another.
+        weights = [weight * self.random.random() ** 2 for weight in weights]
+        for kind in self.random.choices(kinds, weights, k=faults):
+            self.hub.after(self.random.uniform(3.0, seconds), self._inject, kind)
+
+    def _policy(self) -> Policy:
+        return Policy(**{**POLICY, "piece": self.random.choice((1, 2, 100)), "load_servers": self.random.choice((2, 3))})
+
+    # --- users ----------------------------------------------------------------------------------------------------------
+
+    def ask(self, wish: RequestKind, *, repeat: bool, **fields: object) -> None:
+        """Ask for something as one of the users."""
+        self._number += 1
+        user = self.random.choice(self.cluster.users)
+        event = ModelEvent(id=f"r{self._number}", source=user.name, time=0, event=wish, **fields)  # type: ignore[arg-type]
+        user.ask(event, repeat=repeat)
+
+    def _wish(self) -> None:
+        pick, name = self.random.random(), f"m{self.random.randrange(MODELS)}"
+        if pick < 0.62:
+            wish: RequestKind = DeployModel(model=self._spec(name))
+        elif pick < 0.8:
+            wish = ScaleModel(name=name, replicas=self.random.choice((0, 1, 1, 2, 3)))
+        elif pick < 0.97:
+            wish = UndeployModel(name=name)
+        else:
+            wish = SetPolicy(policy=self._policy())
+        self.ask(wish, repeat=self.random.random() < 0.15)
+
+    def _spec(self, name: str) -> ModelSpec:
+        version = self.random.choice("aaabbc")
+        artifact = f"file:///models/{name}-{version}"
+        if self.random.random() < 0.04:
+            artifact += "-missing"
+        return ModelSpec(
+            name=name,
+            storage_uri=artifact,
+            requirements=("sklearn",),
+            memory=self.random.choice((100, 150, 250, 400, 600)) * MIB,
+            devices=self.random.choice((0, 1)),
+            replicas=self.random.choice((1, 1, 2, 3)),
+        )
+
+    # --- faults ---------------------------------------------------------------------------------------------------------
+
+    def _inject(self, kind: str) -> None:
+        self.faults[kind] += 1
+        self.hub.note("adversary", kind)
+        _FAULTS[kind][1](self)
+
+    def heal(self) -> None:
+        """End whatever is wrong: from here on nothing happens that the cluster does not do itself."""
+        cluster = self.cluster
+        self.hub.note("adversary", "all is well from here on")
+        cluster.broker.slow_s = 0.0
+        cluster.store.away = False
+        for service in cluster.services.values():
+            process = service.process
+            if process.frozen:
+                process.thaw()
+            process.crash_at = 0
+            for bus in process.connections:
+                if bus.cut:
+                    self._mend(bus, process)
+        for server in cluster.servers.values():
+            server.busy, server.trouble, server.slowness = False, 0.0, 1.0
+            if not server.up:
+                server.boot()
+
+    def _seconds(self, low: float, high: float) -> float:
+        """Return a duration that ends with the chaos; short ones are more frequent."""
+        return max(0.05, min(low + (high - low) * self.random.random() ** 2, self._until - self.hub.now))
+
+    def _leading(self) -> Service | None:
+        leader = self.checker.leader()
+        for process, known in self.checker.leaders.items():
+            if known is leader and process.alive:
+                return self.cluster.service_of(process)
+        return None
+
+    def _any(self) -> Service:
+        return self.random.choice([s for s in self.cluster.services.values() if s.process.alive] or [self._agent()])
+
+    def _agent(self) -> Service:
+        return self.random.choice(self.cluster.agents)
+
+    def _crash_leader(self) -> None:
+        self._crash(self._leading() or self.cluster.schedulers[0])
+
+    def _crash_any(self) -> None:
+        self._crash(self._any())
+
+    def _crash_agent(self) -> None:
+        self._crash(self._agent())
+
+    def _crash(self, service: Service) -> None:
+        """Kill at one of the next steps: anywhere in its code."""
+        service.process.crash_at = service.process.steps + self.random.randint(1, 150)
+
+    def _crash_busy_leader(self) -> None:
+        """Kill the leader while the broker stores slowly and users ask a lot: with a full pipeline."""
+        self._slow_broker()
+        for _ in range(self.random.randint(2, 5)):
+            self._wish()
+        leader = self._leading()
+        if leader is not None:
+            self.hub.after(self.random.uniform(0.02, 1.0), leader.process.kill)
+
+    def _freeze_leader(self) -> None:
+        """Stop the leader for longer than the keep-alive: another takes over, and then it goes on."""
+        leader = self._leading()
+        if leader is not None:
+            self._freeze(leader, self._seconds(8.0, 20.0))
+
+    def _freeze_any(self) -> None:
+        self._freeze(self._any(), self._seconds(0.2, 15.0))
+
+    def _freeze(self, service: Service, seconds: float) -> None:
+        process = service.process
+        process.freeze()
+        self.hub.after(seconds, process.thaw)
+
+    def _cut_leader(self) -> None:
+        leader = self._leading()
+        if leader is not None:
+            self._cut(leader, self._seconds(2.0, 20.0))
+
+    def _cut_any(self) -> None:
+        self._cut(self._any(), self._seconds(0.2, 20.0))
+
+    def _cut(self, service: Service, seconds: float) -> None:
+        """Cut a process off the broker: all of its connections, or one."""
+        process, noticed = service.process, self.random.random() < 0.4
+        buses = [bus for bus in process.connections if not bus.cut]
+        if buses and self.random.random() < 0.3:
+            buses = [self.random.choice(buses)]
+        process.troubled = self.hub.now
+        for bus in buses:
+            bus.sever(noticed=noticed)
+            self.hub.after(seconds, self._mend, bus, process)
+
+    def _mend(self, bus: object, process: object) -> None:
+        if bus.cut:  # type: ignore[attr-defined]
+            bus.heal()  # type: ignore[attr-defined]
+            process.troubled = self.hub.now  # type: ignore[attr-defined]
+
+    def _late_goodbye(self) -> None:
+        """An agent ends in order, and its goodbye is heard only after its successor has joined."""
+        agent = self._agent()
+        process = agent.process
+        if process.alive and not process.frozen and agent.life is not None:
+            buses = [bus for bus in process.connections if not bus.cut]
+            process.troubled = self.hub.now
+            for bus in buses:
+                bus.sever(noticed=False)
+                self.hub.after(self.random.uniform(5.5, 14.0), self._mend, bus, process)
+            agent.stop()
+
+    def _restart_agent(self) -> None:
+        self._agent().stop()
+
+    def _retire_agent(self) -> None:
+        """An agent does not come back for a long time, or never."""
+        agent = self._agent()
+        if sum(other.wanted for other in self.cluster.agents) <= 2:
+            return
+        agent.wanted = False
+        if self.random.random() < 0.5:
+            agent.process.kill()
+        else:
+            agent.stop()
+        if self.random.random() < 0.5:
+            self.hub.after(self._seconds(5.0, 60.0), self._hire, agent)
+
+    def _hire(self, agent: Service) -> None:
+        agent.wanted = True
+        if not agent.process.alive:
+            agent.start()
+
+    def _outage(self) -> None:
+        if self.cluster.broker.reachable:
+            self.cluster.broker.outage(self._seconds(3.0, 30.0))
+
+    def _crash_broker(self) -> None:
+        if self.cluster.broker.reachable:
+            self.cluster.broker.crash(self._seconds(0.5, 8.0))
+
+    def _unload(self) -> None:
+        names = [STATE_CHANGES.name, MODEL_EVENTS.name, AGENT_EVENTS.name, SERVICE_REGISTRY.name, ROUTES.name]
+        names.append(commands_topic(self.random.choice(sorted(self.cluster.servers)), 0))
+        self.cluster.broker.unload(self.random.choice(names))
+
+    def _compact(self) -> None:
+        for name in self.random.choice(((SERVICE_REGISTRY.name,), (ROUTES.name,), (SERVICE_REGISTRY.name, ROUTES.name))):
+            self.cluster.broker.compact(name)
+
+    def _slow_broker(self) -> None:
+        self.cluster.broker.slow_s = self.random.choice((0.05, 0.3, 1.5))
+        self.hub.after(self._seconds(0.5, 8.0), self._fast_broker)
+
+    def _fast_broker(self) -> None:
+        self.cluster.broker.slow_s = 0.0
+
+    def _stall_reader(self) -> None:
+        """Somebody hears nothing of one topic for a while."""
+        cursors = [cursor for topic in self.cluster.broker.topics.values() for cursor in topic.cursors]
+        if cursors:
+            cursor = self.random.choice(cursors)
+            cursor.session.bus.process.troubled = self.hub.now
+            self.cluster.broker.stall(cursor, self._seconds(0.5, 12.0))
+
+    def _skew(self) -> None:
+        service = self._any()
+        service.skew = self.random.choice((-3600.0, -60.0, 0.0, 45.0, 3600.0))
+        service.process.skew = service.skew
+
+    def _kill_server(self) -> None:
+        server = self.random.choice(list(self.cluster.servers.values()))
+        if server.up:
+            server.die()
+            self.hub.after(self._seconds(0.3, 10.0), server.boot)
+
+    def _drop_model(self) -> None:
+        server = self.random.choice(list(self.cluster.servers.values()))
+        if server.ready():
+            server.drop(self.random.choice(server.ready()))
+
+    def _busy_server(self) -> None:
+        server = self.random.choice(list(self.cluster.servers.values()))
+        server.busy = True
+        self.hub.after(self._seconds(1.0, 12.0), lambda: setattr(server, "busy", False))
+
+    def _troubled_server(self) -> None:
+        server = self.random.choice(list(self.cluster.servers.values()))
+        server.trouble, server.slowness = self.random.choice((0.0, 0.5, 0.9)), self.random.choice((1.0, 4.0, 12.0))
+        self.hub.after(self._seconds(2.0, 25.0), lambda: (setattr(server, "trouble", 0.0), setattr(server, "slowness", 1.0)))
+
+    def _change_artifact(self) -> None:
+        uri = f"file:///models/m{self.random.randrange(MODELS)}-a"
+        self.cluster.store.versions[uri] = self.cluster.store.versions.get(uri, 0) + 1
+
+    def _store_away(self) -> None:
+        store = self.cluster.store
+        store.away = True
+        self.hub.after(self._seconds(1.0, 10.0), lambda: setattr(store, "away", False))
+
+
+_FAULTS: dict[str, tuple[float, Callable[[Adversary], None]]] = {
+    "crash the leader": (3.0, Adversary._crash_leader),
+    "crash the leader with a full pipeline": (3.0, Adversary._crash_busy_leader),
+    "crash an agent": (2.0, Adversary._crash_agent),
+    "crash anything": (1.5, Adversary._crash_any),
+    "freeze the leader": (2.0, Adversary._freeze_leader),
+    "freeze anything": (1.5, Adversary._freeze_any),
+    "cut off the leader": (2.0, Adversary._cut_leader),
+    "cut off anything": (1.5, Adversary._cut_any),
+    "late goodbye": (1.5, Adversary._late_goodbye),
+    "restart an agent": (1.0, Adversary._restart_agent),
+    "retire an agent": (0.8, Adversary._retire_agent),
+    "broker out of reach": (1.0, Adversary._outage),
+    "crash the broker": (0.8, Adversary._crash_broker),
+    "unload a topic": (1.0, Adversary._unload),
+    "compact": (1.0, Adversary._compact),
+    "slow broker": (1.0, Adversary._slow_broker),
+    "stall a reader": (1.5, Adversary._stall_reader),
+    "skew a clock": (1.0, Adversary._skew),
+    "kill a server": (1.0, Adversary._kill_server),
+    "drop a model": (1.0, Adversary._drop_model),
+    "busy server": (0.6, Adversary._busy_server),
+    "troubled server": (1.0, Adversary._troubled_server),
+    "change an artifact": (0.4, Adversary._change_artifact),
+    "store away": (0.5, Adversary._store_away),
+}
+"""Fault → (weight, what it does)."""

@@ -1,0 +1,450 @@
+"""What must hold after each step, and what must hold in the end; each has a name, by which a failing seed reports it.
+
+The checker folds the log by itself, as it is stored, and compares with it whatever it hears: commands when they are sent
+and obeyed, routes when they are stored, loads when the agents begin them.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from magnetar_agent.agent import Agent
+from magnetar_agent.ledger import Verdict
+from magnetar_agent.operations import Operations
+from magnetar_common.bus.base import Message, MessageId
+from magnetar_common.evolve import fold
+from magnetar_common.lifecycle import Lifecycle
+from magnetar_common.registrar import Registrar
+from magnetar_common.routing import route_of, same_route
+from magnetar_common.state import State
+from magnetar_common.status import ModelState, model_status
+from magnetar_common.topics import COMMANDS, MODEL_EVENTS, ROUTES, STATE_CHANGES
+from magnetar_common.transitions import R
+from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, Route
+from magnetar_events import facts as f
+from magnetar_events.codec import FINGERPRINT
+from magnetar_events.entry import BARRIER, Entry
+from magnetar_events.models import served_name
+from magnetar_events.requests import DeployModel, UndeployModel
+from magnetar_projector.projector import Projector
+from magnetar_scheduler.leader import Leader
+from tests.simulation.bus import Sending, SimProducer
+from tests.simulation.cluster import Cluster
+from tests.simulation.runtime import Process
+
+MARGIN_S = 20.0
+"""How long after a trouble of its own an agent may still be silent without anybody being wrong (seconds): a send that
+timed out (10), a wait before the next try (4), and reconnecting (6)."""
+
+DELAY_S = 40.0
+"""A heartbeat is under way for less than this (seconds), whatever the adversary does."""
+
+
+class Violated(Exception):
+    """An invariant does not hold.
+
+    Attributes:
+        name: of the invariant.
+    """
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+
+
+class Checker:
+    """Checks one run.
+
+    Attributes:
+        state: the log as stored so far, folded.
+        leaders: process → its leader.
+        projectors: process → its projector.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.hub = cluster.hub
+        self.state = State()
+        self.leaders: dict[Process, Leader] = {}
+        self.projectors: dict[Process, Projector] = {}
+        self.routes: dict[str, Route] = {}
+        self._ids: list[str] = []
+        self._terms: list[int] = []
+        self._writers: dict[int, str] = {}
+        self._requests: Counter[tuple[str, str]] = Counter()
+        self._wanted: set[str] = set()
+        self._next_request = 0
+        self._last_report = MessageId(-1, -1)
+        self._seen_terms: dict[int, int] = {}
+        self._begun: set[tuple[int, str, int, int, str]] = set()
+        self._changed: dict[str, int] = {}
+        self._lost_at: dict[str, float] = {}
+        cluster.broker.on_stored.append(self._stored)
+        cluster.broker.on_sent.append(self._sent)
+
+    def fail(self, name: str, message: str) -> None:
+        """Take note that an invariant is broken; the first one ends the run."""
+        self.hub.failure = self.hub.failure or Violated(name, message)
+
+    # --- where it listens -----------------------------------------------------------------------------------------------
+
+    def spies(self) -> dict[tuple[Any, str], Callable[[Any], Any]]:
+        """Return what is to be put around production methods."""
+        return {
+            (Lifecycle, "__init__"): self._on_lifecycle,
+            (Leader, "start"): self._on_lead,
+            (Projector, "run"): self._on_project,
+            (Registrar, "leave"): self._on_leave,
+            (Agent, "obey"): self._on_obey,
+            (Operations, "load"): self._on_operation,
+            (Operations, "unload"): self._on_operation,
+        }
+
+    def _here(self) -> Process:
+        assert self.hub.task is not None
+        return self.hub.task.process
+
+    def _on_lifecycle(self, original: Any) -> Any:
+        def init(life: Lifecycle) -> None:
+            original(life)
+            service = self.cluster.service_of(self._here())
+            if service is not None:
+                service.life = life
+
+        return init
+
+    def _on_lead(self, original: Any) -> Any:
+        def start(leader: Leader) -> None:
+            self.leaders[self._here()] = leader
+            original(leader)
+
+        return start
+
+    def _on_project(self, original: Any) -> Any:
+        def run(projector: Projector, stopping: Any) -> None:
+            self.projectors[self._here()] = projector
+            original(projector, stopping)
+
+        return run
+
+    def _on_leave(self, original: Any) -> Any:
+        def leave(registrar: Registrar, timeout: float = 5.0) -> bool:
+            self._here().said_goodbye = True
+            return original(registrar, timeout)
+
+        return leave
+
+    def _on_obey(self, original: Any) -> Any:
+        def obey(agent: Agent, command: Any) -> Verdict:
+            newest = self._seen_terms.get(id(agent), 0)
+            verdict = original(agent, command)
+            mine = command.incarnation == agent._info.incarnation
+            if mine:
+                self._seen_terms[id(agent)] = max(newest, command.term)
+            if verdict is Verdict.OBEY and command.term < newest:
+                self.fail(
+                    "no command of an older term is obeyed",
+                    f"{self._here().name} obeys {command.command} of term {command.term}, and has seen {newest}",
+                )
+            if verdict is Verdict.OBEY and not mine:
+                self.fail("no command for another life is obeyed", f"{self._here().name} obeys {command}")
+            return verdict
+
+        return obey
+
+    def _on_operation(self, original: Any) -> Any:
+        def operate(operations: Operations, wanted: Any, position: int, **more: Any) -> Any:
+            act = (id(operations), wanted.model, wanted.generation, position, type(wanted).__name__)
+            if act in self._begun:
+                self.fail("an agent acts once on a command", f"{self._here().name} acts again on {act[1:]}")
+            self._begun.add(act)
+            return original(operations, wanted, position, **more)
+
+        return operate
+
+    def _sent(self, producer: SimProducer, sending: Sending) -> None:
+        if producer.topic.startswith(COMMANDS.name):
+            command = COMMAND.decode(sending.payload, sending.properties.get(FINGERPRINT, ""))
+            if command.position > self.state.position:
+                self.fail(
+                    "a command is of a stored decision",
+                    f"{type(command.command).__name__} of position {command.position} is sent by "
+                    f"{producer.bus.process.name}, and the log is stored up to {self.state.position}",
+                )
+
+    def _stored(self, message: Message, producer: SimProducer) -> None:
+        if message.topic == STATE_CHANGES.name:
+            entry = ENTRY.decode_trusted(message.payload, message.properties.get(FINGERPRINT, ""))
+            if entry.position != BARRIER:
+                self._entry(entry, producer.bus.process.name)
+        elif message.topic == ROUTES.name:
+            self._route(message)
+
+    # --- the log --------------------------------------------------------------------------------------------------------
+
+    def _entry(self, entry: Entry, writer: str) -> None:
+        state = self.state
+        where = f"position {entry.position} of term {entry.term} by {writer}"
+        if entry.position <= state.position:
+            if self._ids[entry.position] != entry.id:
+                self.fail("the log never forks", f"{where}: it was {self._ids[entry.position]}, and now {entry.id}")
+            return
+        if entry.position != state.position + 1:
+            self.fail("the log has no hole", f"{where}, after {state.position}")
+            return
+        if entry.term < state.term:
+            self.fail("terms never go back", f"{where}, after term {state.term}")
+        if self._writers.setdefault(entry.term, writer) != writer:
+            self.fail("one writer a term", f"{where}: {self._writers[entry.term]} wrote it before")
+        if entry.at < state.at or entry.wall < state.wall:
+            self.fail("time never goes back", f"{where}: at {entry.at} after {state.at}, {entry.wall} after {state.wall}")
+        self._input(entry, where)
+        for fact in entry.facts:
+            check = self._FACTS.get(type(fact))
+            if check is not None:
+                check(self, fact, where)
+        fold(state, entry)
+        self._ids.append(entry.id)
+        self._terms.append(entry.term)
+        if state.illegal:
+            self.fail("no fact is illegal", f"{where}: {entry.facts}")
+        for fact in entry.facts:
+            if isinstance(fact, f.ReplicaPlaced):
+                self._booked(fact, where)
+            for model in self._touches(fact):
+                self._changed[model] = entry.position
+
+    def _touches(self, fact: f.Fact) -> list[str]:
+        if isinstance(fact, (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ServerLost)):
+            server = self.state.servers.get(fact.server)
+            return [model for model, _ in server.replicas] if server else []
+        model = getattr(fact, "model", "")
+        return [model] if model else []
+
+    def _input(self, entry: Entry, where: str) -> None:
+        source, topics = entry.input, self.cluster.broker.topics
+        if source.topic == "model-events":
+            messages = topics[MODEL_EVENTS.name].messages
+            expected = str(messages[self._next_request].id) if self._next_request < len(messages) else "none"
+            if source.message_id != expected:
+                self.fail("each input is handled once", f"{where}: handles {source.message_id}, next is {expected}")
+            self._next_request += 1
+        handled = entry.handled.get("model-events", "")
+        last = str(topics[MODEL_EVENTS.name].messages[self._next_request - 1].id) if self._next_request else ""
+        if handled != last:
+            self.fail("handled is what was decided", f"{where}: says {handled}, decided up to {last}")
+        report = entry.handled.get("agent-events", "")
+        place = MessageId.parse(report) if report else MessageId(-1, -1)
+        if place < self._last_report or (source.topic == "agent-events" and source.message_id != report):
+            self.fail("each input is handled once", f"{where}: report {source.message_id}, handled {report}")
+        if source.topic == "agent-events":
+            if place == self._last_report:
+                self.fail("each input is handled once", f"{where}: report {place} again")
+            if source.data is not None:
+                self._report(entry, source.data, source.schema, where)
+        self._last_report = place
+
+    def _report(self, entry: Entry, data: bytes, schema: str, where: str) -> None:
+        if all(isinstance(fact, f.ReportIgnored) for fact in entry.facts):
+            return
+        event = AGENT_EVENT.decode(data, schema)
+        report: Any = event.report
+        server = self.state.servers.get(event.server_key)
+        if server is None or server.incarnation != event.incarnation:
+            self.fail("only the current life of an agent is heard", f"{where}: {event.server_key} {event.incarnation}")
+        elif hasattr(report, "generation"):
+            model = self.state.models.get(report.model)
+            replica = model.replicas.get((report.generation, event.server_key)) if model else None
+            if replica is None or replica.position != report.position:
+                newest = replica.position if replica else "none"
+                self.fail("a report answers the newest command", f"{where}: answers {report.position}, newest {newest}")
+
+    # --- facts ----------------------------------------------------------------------------------------------------------
+
+    def _booked(self, fact: f.ReplicaPlaced, where: str) -> None:
+        server = self.state.servers[fact.server]
+        for booking in fact.bookings:
+            device = server.devices.get(booking.device)
+            total = device.total if device else 0
+            promised = total * (100 + server.info.over_commit_percent) // 100
+            booked = self.state.booked.get((server.info.host, booking.device), 0)
+            if booked > promised:
+                self.fail(
+                    "memory is never over-booked",
+                    f"{where}: {booked} of {promised} on {server.info.host}/{booking.device}",
+                )
+
+    def _request(self, fact: f.RequestAccepted | f.RequestRejected, where: str) -> None:
+        if isinstance(fact, f.RequestRejected) and fact.code == "DEFECT":
+            self.fail("decide never fails", f"{where}: {fact.message}")
+        if fact.request:
+            self._requests[fact.source, fact.request] += 1
+            if self._requests[fact.source, fact.request] > 1:
+                self.fail("each request is handled once", f"{where}: {fact.kind} {fact.request} of {fact.source}")
+        if isinstance(fact, f.RequestAccepted):
+            if fact.kind == DeployModel.__name__:
+                self._wanted.add(fact.subject)
+            elif fact.kind == UndeployModel.__name__:
+                self._wanted.discard(fact.subject)
+
+    def _model_wanted(self, fact: f.ModelWanted, where: str) -> None:
+        before = self.state.generations.get(fact.model, 0)
+        if fact.generation <= before:
+            self.fail("generations only grow", f"{where}: {fact.model} {fact.generation} after {before}")
+
+    def _life(self, server: str, incarnation: str) -> Process | None:
+        service = self.cluster.services[f"agent-{server.split('/')[1]}"]
+        lives = [p for p in self.hub.processes if p.name.startswith(f"{service.name}.") and incarnation in p.tokens]
+        return lives[0] if lives else None
+
+    def _server_lost(self, fact: f.ServerLost, where: str) -> None:
+        life, now = self._life(fact.server, fact.incarnation), self.hub.now
+        self._lost_at[fact.server] = now
+        if life is None:
+            self.fail("only what lived is lost", f"{where}: {fact.server} {fact.incarnation}")
+        elif fact.code == "DOWN" and not life.said_goodbye:
+            self.fail("down is only who said goodbye", f"{where}: {life.name} ({fact.incarnation}) is declared down")
+        elif fact.code == "LEASE_LAPSED" and life.alive and not life.frozen:
+            lease = self.state.policy.lease_ms / 1000
+            cut = any(bus.cut for bus in life.connections)
+            if not cut and now - life.troubled > lease + MARGIN_S:
+                self.fail(
+                    "who lives and can be heard is not lost",
+                    f"{where}: {life.name} has run freely for {now - life.troubled:.1f} s",
+                )
+
+    def _server_there(self, fact: f.ServerJoined | f.ServerReturned, where: str) -> None:
+        incarnation = fact.incarnation if isinstance(fact, f.ServerReturned) else fact.record.server.incarnation
+        life = self._life(fact.server, incarnation)
+        if life is None or (life.died_at is not None and self.hub.now - life.died_at > DELAY_S):
+            since = f"died {self.hub.now - (life.died_at or 0):.1f} s ago" if life else "never was"
+            self.fail("the dead do not return", f"{where}: {type(fact).__name__} of {fact.server} {incarnation}, which {since}")
+
+    _FACTS: dict[type, Callable[["Checker", Any, str], None]] = {
+        f.RequestAccepted: _request,
+        f.RequestRejected: _request,
+        f.ModelWanted: _model_wanted,
+        f.ServerLost: _server_lost,
+        f.ServerJoined: _server_there,
+        f.ServerReturned: _server_there,
+    }
+
+    # --- routes ---------------------------------------------------------------------------------------------------------
+
+    def _route(self, message: Message) -> None:
+        key, state = message.key, self.state
+        if not message.payload:
+            self.routes.pop(key, None)
+            if key in state.models and not state.models[key].deleted and self._changed.get(key, -1) < 0:
+                self.fail("no route is taken away without a decision", f"{key}: {message.id}")
+            return
+        route = ROUTE.decode(message.payload, message.properties.get(FINGERPRINT, ""))
+        self.routes[key] = route
+        for target in route.targets:
+            for endpoint in target.endpoints:
+                server = self.cluster.servers[endpoint.server.split("/")[1]]
+                if endpoint.served_name not in server.ever:
+                    self.fail("no route to what was never loaded", f"{key}: {endpoint.served_name} on {endpoint.server}")
+        known = self._changed.get(key, -1)
+        comparable = known <= route.position <= state.position and self._terms[route.position] == route.term
+        if comparable:
+            model = state.models.get(key)
+            expected = route_of(state, model) if model else None
+            if not same_route(route, expected):
+                self.fail("a route is the state's at its position", f"{key}: {route.targets}, state: {expected}")
+
+    # --- in the end -----------------------------------------------------------------------------------------------------
+
+    def leader(self) -> Leader | None:
+        """Return the leader that writes now."""
+        alive = [leader for process, leader in self.leaders.items() if process.alive]
+        return max(alive, key=lambda leader: leader.term, default=None)
+
+    def folded(self) -> str:
+        """Compare the log with the states of the leader and the projector, where they are at the same position."""
+        leader = self.leader()
+        if leader is not None and leader.term == self.state.term and leader.state.position == self.state.position:
+            if leader.state != self.state:
+                self.fail("the leader's state is the folded log", _difference(leader.state, self.state))
+        for process, projector in self.projectors.items():
+            if process.alive and projector.state.position == self.state.position and projector.state != self.state:
+                self.fail("the projector's state is the folded log", _difference(projector.state, self.state))
+        return ""
+
+    def unsettled(self) -> str:
+        """Return what keeps the world from being at rest; empty once all is as it must be in the end."""
+        state, cluster = self.state, self.cluster
+        leader = self.leader()
+        if leader is None or leader.term != state.term or leader._dispatch.behind:
+            return "nobody leads, or the leader is behind"
+        if leader.state.position != state.position:
+            return f"the leader is at {leader.state.position}, the log at {state.position}"
+        for user in cluster.users:
+            if not user.idle:
+                return f"{user.name} still asks"
+            for request in user.acknowledged:
+                if self._requests[request] != 1:
+                    return f"request {request} was acknowledged and handled {self._requests[request]} times"
+        wanted = {key for key, model in state.models.items() if not model.deleted}
+        if wanted != self._wanted:
+            return f"wanted are {sorted(self._wanted)}, and there are {sorted(wanted)}"
+        for key, model in sorted(state.models.items()):
+            status = model_status(model)
+            if model.deleted or status.state is ModelState.PROGRESSING:
+                return f"{key} is {status.state}: {status.reason}"
+            if status.state is not ModelState.AVAILABLE and not (status.code and status.reason):
+                return f"{key} is {status.state} without a reason"
+            target = model.target
+            waits = target.refused is not None or target.failed is not None
+            for replica in model.replicas.values():
+                # A new version of which not all replicas fit does not take over from one that serves.
+                held_back = replica.state is R.LOADED and waits and replica.generation == model.generation
+                if replica.state is not R.AVAILABLE and not held_back and not state.servers[replica.server].lost:
+                    return f"{replica.key} is {replica.state}"
+        return self._unsettled_servers() or self._unsettled_routes() or self._unsettled_projector()
+
+    def _unsettled_servers(self) -> str:
+        for agent in self.cluster.agents:
+            server = self.cluster.server_of(agent)
+            known = self.state.servers.get(f"local/{server.name}/0")
+            if not agent.wanted:
+                if known is not None and not known.lost:
+                    return f"{server.name} is gone and not known as lost"
+                continue
+            if known is None or known.lost or not known.inventory or known.record.status != "UP":
+                return f"{server.name} is there and not known as such"
+            if known.incarnation not in agent.process.tokens:
+                return f"{server.name} has another life than the state says"
+            expected = sorted(served_name(*place) for place in known.replicas)
+            if server.ready() != expected:
+                return f"{server.name} holds {server.ready()}, and the state says {expected}"
+        for host in self.cluster.hosts:
+            for device, used in host.used.items():
+                if used > host.totals[device]:
+                    return f"{host.name}/{device} has {host.totals[device]} and {used} are used"
+        return ""
+
+    def _unsettled_routes(self) -> str:
+        for key in sorted({*self.routes, *self.state.models}):
+            model = self.state.models.get(key)
+            expected = route_of(self.state, model) if model else None
+            if not same_route(self.routes.get(key), expected):
+                return f"the route of {key} is {self.routes.get(key)}, and the state says {expected}"
+        return ""
+
+    def _unsettled_projector(self) -> str:
+        for process, projector in self.projectors.items():
+            if process.alive and (projector.halted or projector.state.position != self.state.position):
+                return f"the projector is at {projector.state.position} of {self.state.position} {projector.halted}"
+        return ""
+
+
+def _difference(one: State, other: State) -> str:
+    for name in State.__dataclass_fields__:
+        a, b = getattr(one, name), getattr(other, name)
+        if State.__dataclass_fields__[name].compare and a != b:
+            if isinstance(a, dict):
+                keys = [key for key in {*a, *b} if a.get(key) != b.get(key)]
+                return f"{name} differs at {keys}: {[(a.get(k), b.get(k)) for k in keys[:2]]}"
+            return f"{name}: {a} and {b}"
+    return "no field differs"
