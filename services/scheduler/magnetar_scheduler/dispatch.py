@@ -5,6 +5,7 @@ Effects are a level, not a stream. Nothing is sent for an entry that is not stor
 
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from magnetar_common.routing import route_of, same_route
 from magnetar_common.state import ReplicaKey, State
@@ -24,6 +25,7 @@ _OF_ROUTES = (
     f.PlacementSettled,
     f.VersionFailed,
 )
+_NEVER = (-1, 0.0)
 _OF_SERVERS = (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ServerLost, f.InventoryRequested)
 
 
@@ -40,9 +42,10 @@ class Dispatch:
         self._state = state
         self._term = term
         self._outbox = outbox
-        self._due: deque[tuple[int, list[ReplicaKey], list[str], list[str]]] = deque()
+        self._due: deque[tuple[int, Iterable[ReplicaKey], Iterable[str], Iterable[str]]] = deque()
         self._sent: dict[ReplicaKey | str, tuple[int, float]] = {}
         self._touched: dict[str, int] = {}
+        self._unrouted: dict[str, None] = {}
         self._routes: dict[str, Route] = {}
 
     @property
@@ -50,7 +53,7 @@ class Dispatch:
         """Whether entries are folded that are not known to be stored."""
         return bool(self._due)
 
-    def note(self, position: int, facts: list[f.Fact]) -> None:
+    def note(self, position: int, facts: Iterable[f.Fact]) -> None:
         """Take note of whose commands and routes an entry may change."""
         replicas: dict[ReplicaKey, None] = {}  # each once: an inventory loses a replica and asks for it in one entry
         models: dict[str, None] = {}
@@ -67,12 +70,14 @@ class Dispatch:
                 for replica in known.replicas.values() if known else ():
                     models[replica.model] = None
                     replicas[replica.key] = None
+                    self._sent.pop(replica.key, None)  # to another life of the server than this, perhaps
         for model in models:
             self._touched[model] = position
-        self._due.append((position, list(replicas), list(servers), list(models)))
+            self._unrouted.pop(model, None)
+        self._due.append((position, replicas, servers, models))
 
     def act(self, stored: int) -> None:
-        """Send what the entries up to position ``stored`` have made outstanding."""
+        """Send the commands that the entries up to position ``stored`` have made outstanding."""
         while self._due and self._due[0][0] <= stored:
             position, replicas, servers, models = self._due.popleft()
             for key in replicas:
@@ -82,19 +87,29 @@ class Dispatch:
             for model in models:
                 if self._touched.get(model) == position:  # else a later entry, not stored yet, has changed it again
                     del self._touched[model]
-                    self._route(model)
+                    self._unrouted[model] = None
 
-    def overdue(self, after_s: float) -> list[ReplicaKey | str]:
-        """Return the replicas and servers whose command was sent more than ``after_s`` seconds ago, or never."""
-        limit = time.monotonic() - after_s
+    def publish(self) -> None:
+        """Publish the routes that stored entries have changed: however often since the last time, once."""
+        for model in self._unrouted:
+            self._route(model)
+        self._unrouted.clear()
+
+    def overdue(self, since: float) -> list[ReplicaKey | str]:
+        """Return the replicas and servers whose command is outstanding and was sent before ``since``, or never.
+
+        Args:
+            since: monotonic seconds.
+        """
         outstanding: list[ReplicaKey | str] = [*self._state.outstanding, *self._state.asked]
         if len(self._sent) > 2 * len(outstanding) + 100:
             self._sent = {key: self._sent[key] for key in outstanding if key in self._sent}
-        return [key for key in outstanding if self._sent.get(key, (-1, 0.0))[1] <= limit]
+        return [key for key in outstanding if self._sent.get(key, _NEVER)[1] <= since]
 
     def send_again(self, keys: list[ReplicaKey | str], stored: int) -> None:
         """Send these commands again."""
         for key in keys:
+            self._sent.pop(key, None)
             if isinstance(key, ReplicaKey):
                 self._command(key, stored)
             else:
@@ -108,7 +123,7 @@ class Dispatch:
 
     def _command(self, key: ReplicaKey, stored: int) -> None:
         replica = self._state.outstanding.get(key)
-        if replica is None or replica.position > stored:
+        if replica is None or replica.position > stored or self._sent.get(key, _NEVER)[0] == replica.position:
             return
         command = replica_command(self._state, self._term, replica)
         if command is not None:

@@ -3,6 +3,7 @@
 import queue
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +56,9 @@ FRESH_S = 5.0
 ALIVE_S = 60.0
 """An idle leader appends ``LeaderAlive`` this often (seconds)."""
 
+PUBLISH_S = 0.05
+"""Changed routes wait at most this long (seconds) for the inbox to be empty: a model's newest is published, once."""
+
 ROUTES_S = 60.0
 """The routes topic is compared with the state this often (seconds)."""
 
@@ -105,12 +109,17 @@ class Leader:
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._appender = Appender(mandate.producer, lambda: self._inbox.put(_ACKNOWLEDGED))
         self._handled = dict(self.state.handled)
+        self._nonce = uuid.uuid4().hex[:16]
+        self._lag: dict[str, float] = {}
+        self._decisions: Counter[tuple[str, str]] = Counter()
         self._began = time.monotonic()
         self._began_at = self.state.at
         self._tried_room = -1
         self._stuck_at = -1
         self._connected = self._began
+        self._drained = self._began
         self._next_tick = 0.0
+        self._next_publish = 0.0
         self._next_routes = 0.0
         self._next_anchor = self._began + ANCHOR_S
         outbox = Outbox(self._bus, frozenset({ROUTES.name}))
@@ -166,11 +175,7 @@ class Leader:
         Raises:
             Deposed: this leadership is over. The process must exit.
         """
-        timeout = 0.0 if self._has_work() else max(0.0, min(self._next_tick - time.monotonic(), self._until_due()))
-        try:
-            item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
-        except queue.Empty:
-            item = None
+        item = self._next()
         now = time.monotonic()
         if isinstance(item, Message):
             self._handle(item)
@@ -178,15 +183,32 @@ class Leader:
             self._hear(item, now)
         elif item is _ACKNOWLEDGED:
             self._appender.check()
-            self._dispatch.act(self._appender.acknowledged)
         elif isinstance(item, Exception):
             raise Deposed(f"an input could not be followed: {type(item).__name__}: {item}") from item
+        self._dispatch.act(self._appender.acknowledged)
         self._due_timers()
         self._pending()
         if now >= self._next_tick:
             self._tick(now)
         if self._inbox.empty():
+            self._drained = now
             self._appender.flush()
+        if self._drained == now or now >= self._next_publish:
+            self._next_publish = now + PUBLISH_S
+            self._dispatch.publish()
+
+    def _next(self) -> object:
+        """Return the next thing in the inbox; wait for it until something else is to be done, and then return None."""
+        try:
+            return self._inbox.get_nowait()
+        except queue.Empty:
+            if self._has_work():
+                return None
+        wait = min(self._next_tick - time.monotonic(), self._until_due())
+        try:
+            return self._inbox.get(timeout=wait) if wait > 0 else None
+        except queue.Empty:
+            return None
 
     def close(self) -> None:
         """Release everything, the log first: the sooner another may lead, the better."""
@@ -211,7 +233,7 @@ class Leader:
         source = from_message(message)
         if message.topic != SERVICE_REGISTRY.name:  # of which only what is unreadable comes this way
             self._handled = {**self._handled, source.topic: source.message_id}
-        INPUT_LAG.labels(source.topic).set(max(0.0, time.time() - message.publish_ms / 1000))
+        self._lag[source.topic] = time.time() - message.publish_ms / 1000
         self._decide(source, _understood(source))
 
     def _hear(self, heard: _Heard, now: float) -> None:
@@ -258,14 +280,13 @@ class Leader:
         with DECIDE_SECONDS.time():
             facts = self._decided(source, understood, at)
         if not facts:
-            DECISIONS.labels(source.kind, "none").inc()
+            self._decisions[source.kind, "none"] += 1
             return False
         entry, payload = self._entry(source, facts, at)
         self._appender.append(entry.position, payload, properties_of(entry))
         fold(state, entry)
         self._dispatch.note(entry.position, facts)
-        DECISIONS.labels(*_outcome(source, facts)).inc()
-        LOG_POSITION.set(entry.position)
+        self._decisions[_outcome(source, facts)] += 1
         return True
 
     def _decided(self, source: Input, understood: Decidable, at: int) -> list[f.Fact]:
@@ -282,7 +303,7 @@ class Leader:
             make_entry,
             self.state,
             source,
-            id=uuid.uuid4().hex,
+            id=f"{self._nonce}{self.state.position + 1:016x}",
             term=self.term,
             at=at,
             wall=time.time_ns() // 1_000_000,
@@ -324,8 +345,11 @@ class Leader:
         self._measure()
 
     def _send_again(self) -> None:
-        """Send what is still outstanding after a while; after an idle time, only once the log has proven to be ours."""
-        overdue = self._dispatch.overdue(self.state.policy.resend_ms / 1000)
+        """Send what is still outstanding after a while; after an idle time, only once the log has proven to be ours.
+
+        A while before the inbox was last empty, for the answer may be in it: who is late must not make more work.
+        """
+        overdue = self._dispatch.overdue(self._drained - self.state.policy.resend_ms / 1000)
         if overdue and self._appender.idle_s <= FRESH_S:
             self._dispatch.send_again(overdue, self._appender.acknowledged)
         elif overdue and not self._dispatch.behind:
@@ -346,6 +370,12 @@ class Leader:
 
     def _measure(self) -> None:
         ILLEGAL_FACTS.set(self.state.illegal)
+        LOG_POSITION.set(self.state.position)
+        for topic, lag in self._lag.items():
+            INPUT_LAG.labels(topic).set(max(0.0, lag))
+        for outcome, count in self._decisions.items():
+            DECISIONS.labels(*outcome).inc(count)
+        self._decisions.clear()
         counts: dict[str, int] = {}
         for model in self.state.models.values():
             for replica in model.replicas.values():

@@ -17,6 +17,8 @@ from magnetar_events import schemas
 
 _log = structlog.get_logger(__name__)
 
+_SENT = EFFECTS.labels("sent")
+
 REOPEN_S = 1.0
 """After a topic could not be opened, effects for it are dropped for this long (seconds)."""
 
@@ -59,8 +61,10 @@ class Outbox:
 
     def _send(self, producer: Producer, key: str, payload: bytes, properties: dict[str, str]) -> None:
         def stored(result: MessageId | BusError) -> None:
-            EFFECTS.labels("failed" if isinstance(result, BusError) else "sent").inc()
-            if isinstance(result, BusError):
+            if not isinstance(result, BusError):
+                _SENT.inc()
+            else:
+                EFFECTS.labels("failed").inc()
                 _log.warning(
                     "an effect was not stored, and is sent again later", topic=producer.topic, error=str(result)
                 )
