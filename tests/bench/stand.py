@@ -107,7 +107,9 @@ class Stand:
         for name in names:
             event = ModelEvent(event=DeployModel(model=spec(name, memory=MIB)))
             payload = MODEL_EVENT.encode(event)
-            self._requests.send_async(payload, lambda _: None, key=event.event.subject, properties=MODEL_EVENT.properties)
+            self._requests.send_async(
+                payload, lambda _: None, key=event.event.subject, properties=MODEL_EVENT.properties
+            )
 
     def routes(self) -> "Routed":
         """Watch the routes from now on."""

@@ -7,13 +7,13 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
-from magnetar_common.routing import route_of, same_route
 from magnetar_common.state import ReplicaKey, State
-from magnetar_common.topics import COMMANDS, ROUTES
-from magnetar_events import COMMAND, ROUTE, Command, Route
+from magnetar_common.topics import COMMANDS
+from magnetar_events import COMMAND, Command
 from magnetar_events import facts as f
 from magnetar_scheduler.effects import command_topic, inventory_command, replica_command
 from magnetar_scheduler.outbox import Outbox
+from magnetar_scheduler.routes import Routes
 
 _OF_ROUTES = (
     f.ModelWanted,
@@ -36,17 +36,18 @@ class Dispatch:
         state: the leader's; only read.
         term: of this leadership.
         outbox: sends.
+        routes: publishes routes.
     """
 
-    def __init__(self, state: State, term: int, outbox: Outbox) -> None:
+    def __init__(self, state: State, term: int, outbox: Outbox, routes: Routes) -> None:
         self._state = state
         self._term = term
         self._outbox = outbox
+        self._routes = routes
         self._due: deque[tuple[int, Iterable[ReplicaKey], Iterable[str], Iterable[str]]] = deque()
         self._sent: dict[ReplicaKey | str, tuple[int, float]] = {}
         self._touched: dict[str, int] = {}
         self._unrouted: dict[str, None] = {}
-        self._routes: dict[str, Route] = {}
 
     @property
     def behind(self) -> bool:
@@ -92,8 +93,12 @@ class Dispatch:
     def publish(self) -> None:
         """Publish the routes that stored entries have changed: however often since the last time, once."""
         for model in self._unrouted:
-            self._route(model)
+            self._routes.publish(model)
         self._unrouted.clear()
+
+    def compare_routes(self, now: float) -> None:
+        """See that the routes topic says what the state says."""
+        self._routes.compare(now, self._touched)
 
     def overdue(self, since: float) -> list[ReplicaKey | str]:
         """Return the replicas and servers whose command is outstanding and was sent before ``since``, or never.
@@ -107,19 +112,16 @@ class Dispatch:
         return [key for key in outstanding if self._sent.get(key, _NEVER)[1] <= since]
 
     def send_again(self, keys: list[ReplicaKey | str], stored: int) -> None:
-        """Send these commands again."""
+        """Send these commands again; not those that still wait for their topic to be opened."""
         for key in keys:
+            server = self._state.servers.get(key.server if isinstance(key, ReplicaKey) else key)
+            if server is None or self._outbox.opening(command_topic(server)):
+                continue
             self._sent.pop(key, None)
             if isinstance(key, ReplicaKey):
                 self._command(key, stored)
             else:
                 self._ask(key, stored)
-
-    def compare_routes(self, published: dict[str, Route]) -> None:
-        """Publish the difference between the routes topic and the state; only while not ``behind``."""
-        self._routes = published
-        for key in {*published, *self._state.models}:
-            self._route(key)
 
     def _command(self, key: ReplicaKey, stored: int) -> None:
         replica = self._state.outstanding.get(key)
@@ -139,18 +141,3 @@ class Dispatch:
     def _send(self, server: str, command: Command, key: str) -> None:
         topic = command_topic(self._state.servers[server])
         self._outbox.send(topic, COMMANDS.schema, COMMAND.encode(command), key=key, properties=COMMAND.properties)
-
-    def _route(self, key: str) -> None:
-        """Publish a model's route if it is another one than what was published last."""
-        model = self._state.models.get(key)
-        gone = model is None or (model.deleted and not model.traffic)
-        route = None if gone else route_of(self._state, self._state.models[key])
-        before = self._routes.get(key)
-        if same_route(before, route):
-            return
-        if route is None:
-            del self._routes[key]
-        else:
-            self._routes[key] = route
-        payload = ROUTE.encode(route) if route is not None else b""
-        self._outbox.send(ROUTES.name, ROUTES.schema, payload, key=key, properties=ROUTE.properties)

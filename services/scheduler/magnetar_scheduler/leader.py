@@ -25,12 +25,11 @@ from magnetar_common.metrics import (
     TERM,
 )
 from magnetar_common.state import State
-from magnetar_common.table_view import TableView
 from magnetar_common.topics import INPUTS, ROUTES, SERVICE_REGISTRY
 from magnetar_common.transitions import STATES as REPLICA_STATES
-from magnetar_events import ROUTE, Route, ServiceRecord
+from magnetar_events import ServiceRecord
 from magnetar_events import facts as f
-from magnetar_events.codec import FINGERPRINT, Undecodable
+from magnetar_events.codec import Undecodable
 from magnetar_events.entry import Entry, Input
 from magnetar_scheduler.appender import Appender
 from magnetar_scheduler.decide import decide
@@ -40,6 +39,7 @@ from magnetar_scheduler.journal import EntryTooLarge, from_message, make_entry, 
 from magnetar_scheduler.leadership import Mandate, check_broker
 from magnetar_scheduler.outbox import Outbox
 from magnetar_scheduler.pumps import Pump
+from magnetar_scheduler.routes import Routes
 from magnetar_scheduler.watch import Watch
 
 _log = structlog.get_logger(__name__)
@@ -58,9 +58,6 @@ ALIVE_S = 60.0
 
 PUBLISH_S = 0.05
 """Changed routes wait at most this long (seconds) for the inbox to be empty: a model's newest is published, once."""
-
-ROUTES_S = 60.0
-"""The routes topic is compared with the state this often (seconds)."""
 
 ANCHOR_S = 10.0
 """What the log has handled is let go of on the input topics this often (seconds)."""
@@ -120,14 +117,13 @@ class Leader:
         self._drained = self._began
         self._next_tick = 0.0
         self._next_publish = 0.0
-        self._next_routes = 0.0
         self._next_anchor = self._began + ANCHOR_S
         outbox = Outbox(self._bus, frozenset({ROUTES.name}))
-        self._dispatch = Dispatch(self.state, self.term, outbox)
+        self._routes = Routes(self.state, outbox)
+        self._dispatch = Dispatch(self.state, self.term, outbox, self._routes)
         self._pumps: list[Pump] = []
         self._anchors: dict[str, Anchor] = {}
         self._watch: Watch | None = None
-        self._published: TableView[Route] | None = None
         self._closing: list[Callable[[], object]] = [outbox.close]
 
     # --- the life of a leadership ---------------------------------------------------------------------------------------
@@ -160,14 +156,10 @@ class Leader:
             lambda key, record, message_id: self._inbox.put(_Heard(key, record, message_id)),
             self._inbox.put,
         )
-        self._published = TableView(
-            self._bus,
-            ROUTES.name,
-            lambda message: ROUTE.decode(message.payload, message.properties.get(FINGERPRINT, "")),
-        )
+        self._routes.start(self._bus)
         for pump in self._pumps:
             pump.start()
-        self._closing += [self._watch.close, self._published.close, *(pump.close for pump in self._pumps)]
+        self._closing += [self._watch.close, self._routes.close, *(pump.close for pump in self._pumps)]
 
     def turn(self) -> None:
         """Take one thing from the inbox, or let time pass; to be called for as long as it does not raise.
@@ -333,10 +325,7 @@ class Leader:
         for source in self._watch.tick(now):
             self._decide(source, understand(source))
         self._send_again()
-        published = self._published
-        if published is not None and published.passes and now >= self._next_routes and not self._dispatch.behind:
-            self._next_routes = now + ROUTES_S
-            self._dispatch.compare_routes(dict(published.items()))
+        self._dispatch.compare_routes(now)
         if now >= self._next_anchor:
             self._next_anchor = now + ANCHOR_S
             self._advance_anchors()
