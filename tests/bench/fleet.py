@@ -1,11 +1,11 @@
 """Many simulated agents in one process, as cheap as can be: they would be on other machines.
 
-``python -m tests.bench.fleet AGENTS URL TENANT`` registers them, sends their heartbeats and obeys their commands at
+``python -m tests.bench.fleet AGENTS URL ADMIN_URL TENANT`` registers them, sends their heartbeats and obeys their commands at
 once, as agents do: ModelLoading, then ModelLoaded. It writes lines for whoever measures: ``up`` once all are
 registered, then ``term TERM SECONDS`` (monotonic) for the first load commanded in each term.
 """
 
-import sys
+import argparse
 import time
 
 import pulsar
@@ -41,7 +41,8 @@ class Agent:
 class Fleet:
     """The agents, one consumer of all their commands, and a producer for each of their topics."""
 
-    def __init__(self, bus: Bus, native: pulsar.Client, tenant: str, count: int) -> None:
+    def __init__(self, bus: Bus, native: pulsar.Client, tenant: str, count: int, *, idle: bool) -> None:
+        self._idle = idle
         self._agents = [Agent(f"s{n:04d}") for n in range(count)]
         self._by_name = {agent.name: agent for agent in self._agents}
         topics = [under(tenant, commands_topic(agent.name, 0)) for agent in self._agents]
@@ -90,6 +91,8 @@ class Fleet:
             self._report(agent, r.InventoryReported(position=at, models=models, digest=agent.digest))
             return
         assert isinstance(wanted, (LoadModel, UnloadModel))
+        if self._idle:
+            return
         of = {"model": wanted.model, "generation": wanted.generation, "position": at}
         if isinstance(wanted, LoadModel):
             if command.term > self._term:
@@ -119,10 +122,16 @@ class Fleet:
 
 def main() -> None:
     """Be the fleet until killed."""
-    count, url, admin_url, tenant = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
-    bus = connect(BusSettings(url=url, admin_url=admin_url, tenant=tenant))
-    native = pulsar.Client(url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/stderr"))
-    fleet = Fleet(bus, native, tenant, count)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("agents", type=int)
+    parser.add_argument("url")
+    parser.add_argument("admin_url")
+    parser.add_argument("tenant")
+    parser.add_argument("--idle", action="store_true", help="obey nothing, and only say what is held")
+    asked = parser.parse_args()
+    bus = connect(BusSettings(url=asked.url, admin_url=asked.admin_url, tenant=asked.tenant))
+    native = pulsar.Client(asked.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/stderr"))
+    fleet = Fleet(bus, native, asked.tenant, asked.agents, idle=asked.idle)
     print("up", flush=True)
     fleet.run()
 

@@ -93,11 +93,12 @@ class Stand:
         }
         return self._child(environment, "-c", "import sys; from magnetar_scheduler.main import run; sys.exit(run())")
 
-    def fleet(self, agents: int) -> Child:
+    def fleet(self, agents: int, *, obey: bool = True) -> Child:
         """Start so many simulated agents in one process, and wait until they are registered."""
-        settings = self.settings
+        at = self.settings
+        options = () if obey else ("--idle",)
         fleet = self._child(
-            {}, "-m", "tests.bench.fleet", str(agents), settings.url, settings.admin_url, settings.tenant
+            {}, "-m", "tests.bench.fleet", str(agents), at.url, at.admin_url, at.tenant, *options
         )
         fleet.hear("up")
         return fleet
