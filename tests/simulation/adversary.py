@@ -67,7 +67,9 @@ class Adversary:
             self.hub.after(self.random.uniform(3.0, seconds), self._inject, kind)
 
     def _policy(self) -> Policy:
-        return Policy(**{**POLICY, "piece": self.random.choice((1, 2, 100)), "load_servers": self.random.choice((2, 3))})
+        return Policy(
+            **{**POLICY, "piece": self.random.choice((1, 2, 100)), "load_servers": self.random.choice((2, 3))}
+        )
 
     # --- users ----------------------------------------------------------------------------------------------------------
 
@@ -254,7 +256,9 @@ class Adversary:
         self.cluster.broker.unload(self.random.choice(names))
 
     def _compact(self) -> None:
-        for name in self.random.choice(((SERVICE_REGISTRY.name,), (ROUTES.name,), (SERVICE_REGISTRY.name, ROUTES.name))):
+        for name in self.random.choice(
+            ((SERVICE_REGISTRY.name,), (ROUTES.name,), (SERVICE_REGISTRY.name, ROUTES.name))
+        ):
             self.cluster.broker.compact(name)
 
     def _slow_broker(self) -> None:
@@ -296,7 +300,9 @@ class Adversary:
     def _troubled_server(self) -> None:
         server = self.random.choice(list(self.cluster.servers.values()))
         server.trouble, server.slowness = self.random.choice((0.0, 0.5, 0.9)), self.random.choice((1.0, 4.0, 12.0))
-        self.hub.after(self._seconds(2.0, 25.0), lambda: (setattr(server, "trouble", 0.0), setattr(server, "slowness", 1.0)))
+        self.hub.after(
+            self._seconds(2.0, 25.0), lambda: (setattr(server, "trouble", 0.0), setattr(server, "slowness", 1.0))
+        )
 
     def _change_artifact(self) -> None:
         uri = f"file:///models/m{self.random.randrange(MODELS)}-a"

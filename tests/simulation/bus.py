@@ -291,9 +291,7 @@ class SimProducer:
 
     @property
     def is_connected(self) -> bool:
-        return (
-            not (self._closed or self._fenced) and self.session is not None and self.session is self.bus.session
-        )
+        return not (self._closed or self._fenced) and self.session is not None and self.session is self.bus.session
 
     def send(self, payload: bytes, *, key: str = "", properties: Mapping[str, str] | None = None) -> MessageId:
         hub = self.bus.hub

@@ -130,7 +130,14 @@ class Cluster:
     """Everything that runs: broker, schedulers, agents with their servers, registry service, projector, users."""
 
     def __init__(
-        self, hub: Hub, seed: str, *, schedulers: int = 2, servers: int = 4, projector: bool = True, registry: bool = True
+        self,
+        hub: Hub,
+        seed: str,
+        *,
+        schedulers: int = 2,
+        servers: int = 4,
+        projector: bool = True,
+        registry: bool = True,
     ) -> None:
         self.hub = hub
         self.random = Random(f"{seed}/cluster")

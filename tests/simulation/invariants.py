@@ -197,7 +197,9 @@ class Checker:
         if self._writers.setdefault(entry.term, writer) != writer:
             self.fail("one writer a term", f"{where}: {self._writers[entry.term]} wrote it before")
         if entry.at < state.at or entry.wall < state.wall:
-            self.fail("time never goes back", f"{where}: at {entry.at} after {state.at}, {entry.wall} after {state.wall}")
+            self.fail(
+                "time never goes back", f"{where}: at {entry.at} after {state.at}, {entry.wall} after {state.wall}"
+            )
         self._input(entry, where)
         for fact in entry.facts:
             check = self._FACTS.get(type(fact))
@@ -318,7 +320,10 @@ class Checker:
         life = self._life(fact.server, incarnation)
         if life is None or (life.died_at is not None and self.hub.now - life.died_at > DELAY_S):
             since = f"died {self.hub.now - (life.died_at or 0):.1f} s ago" if life else "never was"
-            self.fail("the dead do not return", f"{where}: {type(fact).__name__} of {fact.server} {incarnation}, which {since}")
+            self.fail(
+                "the dead do not return",
+                f"{where}: {type(fact).__name__} of {fact.server} {incarnation}, which {since}",
+            )
 
     _FACTS: dict[type, Callable[["Checker", Any, str], None]] = {
         f.RequestAccepted: _request,
@@ -344,7 +349,9 @@ class Checker:
             for endpoint in target.endpoints:
                 server = self.cluster.servers[endpoint.server.split("/")[1]]
                 if endpoint.served_name not in server.ever:
-                    self.fail("no route to what was never loaded", f"{key}: {endpoint.served_name} on {endpoint.server}")
+                    self.fail(
+                        "no route to what was never loaded", f"{key}: {endpoint.served_name} on {endpoint.server}"
+                    )
         known = self._changed.get(key, -1)
         comparable = known <= route.position <= state.position and self._terms[route.position] == route.term
         if comparable:

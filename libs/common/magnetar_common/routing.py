@@ -3,6 +3,7 @@
 from magnetar_common.state import Model, State
 from magnetar_common.status import model_status
 from magnetar_common.transitions import R
+from magnetar_events import ROUTE
 from magnetar_events.models import served_name
 from magnetar_events.routes import Endpoint, Route, RouteTarget
 
@@ -45,8 +46,6 @@ def _endpoints(state: State, model: Model, generation: int) -> tuple[Endpoint, .
     return tuple(found)
 
 
-def same_route(one: Route | None, other: Route | None) -> bool:
-    """Whether two routes send requests to the same places, whoever published them and when."""
-    if one is None or other is None:
-        return one is other
-    return one.targets == other.targets and one.note == other.note
+def content(route: Route) -> bytes:
+    """Return what a route says, whoever published it and when: two that send requests to the same places say the same."""
+    return ROUTE.encode(route.model_copy(update={"term": 0, "position": 0}))

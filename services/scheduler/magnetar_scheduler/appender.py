@@ -23,7 +23,8 @@ class Appender:
 
     Args:
         producer: exclusive on the log, batching.
-        on_acknowledged: told, on a thread of the client's, that ``acknowledged`` moved or that something failed.
+        on_acknowledged: told, on a thread of the client's, that ``acknowledged`` moved or that something failed; once,
+            until :meth:`check` is called.
     """
 
     def __init__(self, producer: Producer, on_acknowledged: Callable[[], None]) -> None:
@@ -32,6 +33,7 @@ class Appender:
         self._lock = threading.Lock()
         self._pending: deque[tuple[int, float]] = deque()
         self._failure: BusError | None = None
+        self._told = False
         self.acknowledged = -1
         """Position of the last entry that is stored."""
         self.proven = time.monotonic()
@@ -45,8 +47,8 @@ class Appender:
         Raises:
             Deposed: an earlier append failed.
         """
-        self.check()
         with self._lock:
+            self._check()
             self._pending.append((position, time.monotonic()))
 
         def stored(result: MessageId | BusError) -> None:
@@ -56,7 +58,9 @@ class Appender:
                 elif self._failure is None:
                     _, self.proven = self._pending.popleft()
                     self.acknowledged = position
-            self._on_acknowledged()
+                told, self._told = self._told, True
+            if not told:
+                self._on_acknowledged()
 
         self._producer.send_async(payload, stored, properties=properties)
 
@@ -80,14 +84,18 @@ class Appender:
         return bool(self._pending)
 
     def check(self) -> None:
-        """See that the leadership still stands.
+        """See that the leadership still stands; what is acknowledged from now on is told again.
 
         Raises:
             Deposed: an append failed, or was not acknowledged in time.
         """
         with self._lock:
-            if self._failure is not None:
-                raise Deposed(f"an append to the log failed, so this leadership is over: {self._failure}")
-            if self._pending and time.monotonic() - self._pending[0][1] > ACK_TIMEOUT_S:
-                position = self._pending[0][0]
-                raise Deposed(f"the append of position {position} was not acknowledged within {ACK_TIMEOUT_S} s")
+            self._told = False
+            self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise Deposed(f"an append to the log failed, so this leadership is over: {self._failure}")
+        if self._pending and time.monotonic() - self._pending[0][1] > ACK_TIMEOUT_S:
+            position = self._pending[0][0]
+            raise Deposed(f"the append of position {position} was not acknowledged within {ACK_TIMEOUT_S} s")

@@ -5,14 +5,15 @@ Effects are a level, not a stream. Nothing is sent for an entry that is not stor
 
 import time
 from collections import deque
+from collections.abc import Iterable
 
-from magnetar_common.routing import route_of, same_route
 from magnetar_common.state import ReplicaKey, State
-from magnetar_common.topics import COMMANDS, ROUTES
-from magnetar_events import COMMAND, ROUTE, Command, Route
+from magnetar_common.topics import COMMANDS
+from magnetar_events import COMMAND, Command
 from magnetar_events import facts as f
 from magnetar_scheduler.effects import command_topic, inventory_command, replica_command
 from magnetar_scheduler.outbox import Outbox
+from magnetar_scheduler.routes import Routes
 
 _OF_ROUTES = (
     f.ModelWanted,
@@ -24,6 +25,7 @@ _OF_ROUTES = (
     f.PlacementSettled,
     f.VersionFailed,
 )
+_NEVER = (-1, 0.0)
 _OF_SERVERS = (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ServerLost, f.InventoryRequested)
 
 
@@ -34,23 +36,30 @@ class Dispatch:
         state: the leader's; only read.
         term: of this leadership.
         outbox: sends.
+        routes: publishes routes.
     """
 
-    def __init__(self, state: State, term: int, outbox: Outbox) -> None:
+    def __init__(self, state: State, term: int, outbox: Outbox, routes: Routes) -> None:
         self._state = state
         self._term = term
         self._outbox = outbox
-        self._due: deque[tuple[int, list[ReplicaKey], list[str], list[str]]] = deque()
+        self._routes = routes
+        self._due: deque[tuple[int, Iterable[ReplicaKey], Iterable[str], Iterable[str]]] = deque()
         self._sent: dict[ReplicaKey | str, tuple[int, float]] = {}
         self._touched: dict[str, int] = {}
-        self._routes: dict[str, Route] = {}
+        self._unrouted: dict[str, None] = {}
 
     @property
     def behind(self) -> bool:
         """Whether entries are folded that are not known to be stored."""
         return bool(self._due)
 
-    def note(self, position: int, facts: list[f.Fact]) -> None:
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is to be sent, now or once it is stored."""
+        return bool(self._due or self._unrouted)
+
+    def note(self, position: int, facts: Iterable[f.Fact]) -> None:
         """Take note of whose commands and routes an entry may change."""
         replicas: dict[ReplicaKey, None] = {}  # each once: an inventory loses a replica and asks for it in one entry
         models: dict[str, None] = {}
@@ -67,12 +76,14 @@ class Dispatch:
                 for replica in known.replicas.values() if known else ():
                     models[replica.model] = None
                     replicas[replica.key] = None
+                    self._sent.pop(replica.key, None)  # to another life of the server than this, perhaps
         for model in models:
             self._touched[model] = position
-        self._due.append((position, list(replicas), list(servers), list(models)))
+            self._unrouted.pop(model, None)
+        self._due.append((position, replicas, servers, models))
 
     def act(self, stored: int) -> None:
-        """Send what the entries up to position ``stored`` have made outstanding."""
+        """Send the commands that the entries up to position ``stored`` have made outstanding."""
         while self._due and self._due[0][0] <= stored:
             position, replicas, servers, models = self._due.popleft()
             for key in replicas:
@@ -82,33 +93,44 @@ class Dispatch:
             for model in models:
                 if self._touched.get(model) == position:  # else a later entry, not stored yet, has changed it again
                     del self._touched[model]
-                    self._route(model)
+                    self._unrouted[model] = None
 
-    def overdue(self, after_s: float) -> list[ReplicaKey | str]:
-        """Return the replicas and servers whose command was sent more than ``after_s`` seconds ago, or never."""
-        limit = time.monotonic() - after_s
+    def publish(self) -> None:
+        """Publish the routes that stored entries have changed: however often since the last time, once."""
+        for model in self._unrouted:
+            self._routes.publish(model)
+        self._unrouted.clear()
+
+    def compare_routes(self, now: float) -> None:
+        """See that the routes topic says what the state says."""
+        self._routes.compare(now, self._touched)
+
+    def overdue(self, since: float) -> list[ReplicaKey | str]:
+        """Return the replicas and servers whose command is outstanding and was sent before ``since``, or never.
+
+        Args:
+            since: monotonic seconds.
+        """
         outstanding: list[ReplicaKey | str] = [*self._state.outstanding, *self._state.asked]
         if len(self._sent) > 2 * len(outstanding) + 100:
             self._sent = {key: self._sent[key] for key in outstanding if key in self._sent}
-        return [key for key in outstanding if self._sent.get(key, (-1, 0.0))[1] <= limit]
+        return [key for key in outstanding if self._sent.get(key, _NEVER)[1] <= since]
 
     def send_again(self, keys: list[ReplicaKey | str], stored: int) -> None:
-        """Send these commands again."""
+        """Send these commands again; not those that still wait for their topic to be opened."""
         for key in keys:
+            server = self._state.servers.get(key.server if isinstance(key, ReplicaKey) else key)
+            if server is None or self._outbox.opening(command_topic(server)):
+                continue
+            self._sent.pop(key, None)
             if isinstance(key, ReplicaKey):
                 self._command(key, stored)
             else:
                 self._ask(key, stored)
 
-    def compare_routes(self, published: dict[str, Route]) -> None:
-        """Publish the difference between the routes topic and the state; only while not ``behind``."""
-        self._routes = published
-        for key in {*published, *self._state.models}:
-            self._route(key)
-
     def _command(self, key: ReplicaKey, stored: int) -> None:
         replica = self._state.outstanding.get(key)
-        if replica is None or replica.position > stored:
+        if replica is None or replica.position > stored or self._sent.get(key, _NEVER)[0] == replica.position:
             return
         command = replica_command(self._state, self._term, replica)
         if command is not None:
@@ -124,18 +146,3 @@ class Dispatch:
     def _send(self, server: str, command: Command, key: str) -> None:
         topic = command_topic(self._state.servers[server])
         self._outbox.send(topic, COMMANDS.schema, COMMAND.encode(command), key=key, properties=COMMAND.properties)
-
-    def _route(self, key: str) -> None:
-        """Publish a model's route if it is another one than what was published last."""
-        model = self._state.models.get(key)
-        gone = model is None or (model.deleted and not model.traffic)
-        route = None if gone else route_of(self._state, self._state.models[key])
-        before = self._routes.get(key)
-        if same_route(before, route):
-            return
-        if route is None:
-            del self._routes[key]
-        else:
-            self._routes[key] = route
-        payload = ROUTE.encode(route) if route is not None else b""
-        self._outbox.send(ROUTES.name, ROUTES.schema, payload, key=key, properties=ROUTE.properties)

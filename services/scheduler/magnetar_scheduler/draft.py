@@ -4,10 +4,13 @@
 that ``evolve`` uses, and keeps count of what it has reserved on servers meanwhile.
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields
+from operator import attrgetter
+from typing import TypeVar
 
 from magnetar_common.model_folds import fold_model
-from magnetar_common.state import Model, Replica, Server, State
+from magnetar_common.state import Model, Replica, Server, State, Version
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
@@ -22,6 +25,18 @@ below the 1 MiB of an entry.
 _FACT_BYTES = 300
 _CANDIDATE_BYTES = 20
 _BYTES_A_CHARACTER = 4
+
+
+_T = TypeVar("_T", Model, Version, Replica)
+
+
+def _copies(cls: type[_T]) -> Callable[[_T], _T]:
+    """Return what makes shallow copies; ``dataclasses.replace`` takes ten times as long."""
+    values = attrgetter(*(field.name for field in fields(cls)))
+    return lambda original: cls(*values(original))
+
+
+_copy_model, _copy_version, _copy_replica = _copies(Model), _copies(Version), _copies(Replica)
 
 
 class Draft:
@@ -66,11 +81,11 @@ class Draft:
         model = self.state.models.get(key)
         if model is None:
             return None
-        copy = replace(
-            model,
-            versions={g: replace(v, places=dict(v.places)) for g, v in model.versions.items()},
-            replicas={k: replace(r) for k, r in model.replicas.items()},
-        )
+        copy = _copy_model(model)
+        copy.versions = {generation: _copy_version(version) for generation, version in model.versions.items()}
+        copy.replicas = {key: _copy_replica(replica) for key, replica in model.replicas.items()}
+        for version in copy.versions.values():
+            version.places = dict(version.places)
         self._models[key] = copy
         return copy
 

@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +26,11 @@ from magnetar_common.metrics import (
     TERM,
 )
 from magnetar_common.state import State
-from magnetar_common.table_view import TableView
 from magnetar_common.topics import ANCHOR, INPUTS, ROUTES, SERVICE_REGISTRY
 from magnetar_common.transitions import STATES as REPLICA_STATES
-from magnetar_events import ROUTE, Route, ServiceRecord
+from magnetar_events import ServiceRecord
 from magnetar_events import facts as f
-from magnetar_events.codec import FINGERPRINT, Undecodable
+from magnetar_events.codec import Undecodable
 from magnetar_events.credentials import redacted
 from magnetar_events.entry import Entry, Input
 from magnetar_scheduler.appender import FRESH_S, Appender
@@ -43,6 +43,7 @@ from magnetar_scheduler.leadership import Mandate, check_broker
 from magnetar_scheduler.outbox import Outbox
 from magnetar_scheduler.pending import TRIES, more_to_try
 from magnetar_scheduler.pumps import Pump
+from magnetar_scheduler.routes import Routes
 from magnetar_scheduler.watch import Watch
 
 _log = structlog.get_logger(__name__)
@@ -56,11 +57,8 @@ DISCONNECTED_S = 2.0
 ALIVE_S = 60.0
 """An idle leader appends ``LeaderAlive`` this often (seconds)."""
 
-ROUTES_S = 60.0
-"""The routes topic is compared with the state this often (seconds)."""
-
-ROUTE_LOST_S = 1.0
-"""… and this soon (seconds) after a route could not be published."""
+PUBLISH_S = 0.05
+"""Changed routes wait at most this long (seconds) for the inbox to be empty: a model's newest is published, once."""
 
 ANCHOR_S = 10.0
 """What the log has handled is let go of on the input topics this often (seconds)."""
@@ -109,6 +107,9 @@ class Leader:
         self._inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._appender = Appender(mandate.producer, lambda: self._inbox.put(_ACKNOWLEDGED))
         self._handled = dict(self.state.handled)
+        self._nonce = uuid.uuid4().hex[:16]
+        self._lag: dict[str, float] = {}
+        self._decisions: Counter[tuple[str, str]] = Counter()
         self._began = time.monotonic()
         self._began_at = self.state.at
         self._tried_room = -1
@@ -116,16 +117,17 @@ class Leader:
         self._skip = 0
         self._stuck_at = -1
         self._connected = self._began
+        self._drained = self._began
         self._next_tick = 0.0
-        self._next_routes = 0.0
+        self._next_publish = 0.0
         self._next_anchor = self._began + ANCHOR_S
-        self._lost_routes = threading.Event()
-        outbox = Outbox(self._bus, ROUTES.name, self._lost_routes.set)
-        self._dispatch = Dispatch(self.state, self.term, outbox)
+        lost_routes = threading.Event()
+        outbox = Outbox(self._bus, ROUTES.name, lost_routes.set)
+        self._routes = Routes(self.state, outbox, lost_routes)
+        self._dispatch = Dispatch(self.state, self.term, outbox, self._routes)
         self._pumps: list[Pump] = []
         self._anchors: dict[str, Anchor] = {}
         self._watch: Watch | None = None
-        self._published: TableView[Route] | None = None
         self._closing: list[Callable[[], object]] = [outbox.close]
         self._closed = False
 
@@ -159,14 +161,10 @@ class Leader:
             lambda key, record, message_id: self._enqueue(_Heard(key, record, message_id)),
             self._enqueue,
         )
-        self._published = TableView(
-            self._bus,
-            ROUTES.name,
-            lambda message: ROUTE.decode(message.payload, message.properties.get(FINGERPRINT, "")),
-        )
+        self._routes.start(self._bus)
         for pump in self._pumps:
             pump.start()
-        self._closing += [self._watch.close, self._published.close, *(pump.close for pump in self._pumps)]
+        self._closing += [self._watch.close, self._routes.close, *(pump.close for pump in self._pumps)]
 
     def turn(self) -> None:
         """Take one thing from the inbox, or let time pass; to be called for as long as it does not raise.
@@ -174,11 +172,7 @@ class Leader:
         Raises:
             Deposed: this leadership is over. The process must exit.
         """
-        timeout = 0.0 if self._has_work() else max(0.0, min(self._next_tick - time.monotonic(), self._until_due()))
-        try:
-            item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
-        except queue.Empty:
-            item = None
+        item = self._next()
         now = time.monotonic()
         if isinstance(item, Message):
             self._handle(item)
@@ -186,19 +180,36 @@ class Leader:
             self._hear(item, now)
         elif item is _ACKNOWLEDGED:
             self._appender.check()
-            self._act()
         elif isinstance(item, Exception):
             raise Deposed(f"an input could not be followed: {type(item).__name__}: {item}") from item
+        self._act()
         self._due_timers()
         self._pending()
         if now >= self._next_tick:
             self._tick(now)
         if self._inbox.empty():
+            self._drained = now
             self._appender.flush()
+        if (self._drained == now or now >= self._next_publish) and self._appender.fresh:
+            self._next_publish = now + PUBLISH_S
+            self._dispatch.publish()
+
+    def _next(self) -> object:
+        """Return the next thing in the inbox; wait for it until something else is to be done, and then return None."""
+        try:
+            return self._inbox.get_nowait()
+        except queue.Empty:
+            if self._has_work():
+                return None
+        wait = min(self._next_tick - time.monotonic(), self._until_due())
+        try:
+            return self._inbox.get(timeout=wait) if wait > 0 else None
+        except queue.Empty:
+            return None
 
     def check(self) -> tuple[bool, str]:
         """Return whether all that is followed moves and effects are sent, and what does not, for ``/readyz``."""
-        views = (self._published, self._watch.view if self._watch else None)
+        views = (self._routes, self._watch.view if self._watch else None)
         checks = [followed.check() for followed in (*self._pumps, *views) if followed is not None]
         if self._dispatch.behind and not self._appender.fresh:
             checks.append((False, f"effects are held: the log last proved ours {self._appender.idle_s:.1f} s ago"))
@@ -232,7 +243,7 @@ class Leader:
         source = from_message(message)
         if message.topic != SERVICE_REGISTRY.name:  # of which only what is unreadable comes this way
             self._handled = {**self._handled, source.topic: source.message_id}
-        INPUT_LAG.labels(source.topic).set(max(0.0, time.time() - message.publish_ms / 1000))
+        self._lag[source.topic] = time.time() - message.publish_ms / 1000
         self._decide(*self._understood(source, message))
 
     def _understood(self, source: Input, message: Message) -> tuple[Input, Decidable]:
@@ -300,14 +311,13 @@ class Leader:
         with DECIDE_SECONDS.time():
             facts = self._decided(source, understood, at)
         if not facts:
-            DECISIONS.labels(source.kind, "none").inc()
+            self._decisions[source.kind, "none"] += 1
             return False
         entry, payload = self._entry(source, facts, at)
         self._appender.append(entry.position, payload, properties_of(entry))
         fold(state, entry)
         self._dispatch.note(entry.position, facts)
-        DECISIONS.labels(*_outcome(source, facts)).inc()
-        LOG_POSITION.set(entry.position)
+        self._decisions[_outcome(source, facts)] += 1
         return True
 
     def _decided(self, source: Input, understood: Decidable, at: int) -> list[f.Fact]:
@@ -324,7 +334,7 @@ class Leader:
             make_entry,
             self.state,
             source,
-            id=uuid.uuid4().hex,
+            id=f"{self._nonce}{self.state.position + 1:016x}",
             term=self.term,
             at=at,
             wall=time.time_ns() // 1_000_000,
@@ -364,28 +374,29 @@ class Leader:
 
     def _act(self) -> None:
         """Send what the stored entries ask for, if the log has proven to be ours a moment ago; else let it prove it."""
+        if not self._dispatch.waiting:
+            return
         if self._appender.fresh:
             self._dispatch.act(self._appender.acknowledged)
-        elif self._dispatch.behind:
+        else:
             self._prove()
 
     def _send_again(self) -> None:
-        overdue = self._dispatch.overdue(self.state.policy.resend_ms / 1000)
+        """Send what is still outstanding after a while; after an idle time, only once the log has proven to be ours.
+
+        A while before the inbox was last empty, for the answer may be in it: who is late must not make more work.
+        """
+        overdue = self._dispatch.overdue(self._drained - self.state.policy.resend_ms / 1000)
         if overdue and self._appender.fresh:
             self._dispatch.send_again(overdue, self._appender.acknowledged)
         elif overdue:
             self._prove()
 
     def _compare_routes(self, now: float) -> None:
-        if self._lost_routes.is_set():
-            self._lost_routes.clear()
-            self._next_routes = min(self._next_routes, now + ROUTE_LOST_S)
-        published = self._published
-        if published is None or not published.passes or now < self._next_routes or self._dispatch.behind:
+        if not self._routes.due(now):
             return
         if self._appender.fresh:
-            self._next_routes = now + ROUTES_S
-            self._dispatch.compare_routes(dict(published.items()))
+            self._dispatch.compare_routes(now)
         else:
             self._prove()
 
@@ -409,6 +420,12 @@ class Leader:
 
     def _measure(self) -> None:
         ILLEGAL_FACTS.set(self.state.illegal)
+        LOG_POSITION.set(self.state.position)
+        for topic, lag in self._lag.items():
+            INPUT_LAG.labels(topic).set(max(0.0, lag))
+        for outcome, count in self._decisions.items():
+            DECISIONS.labels(*outcome).inc(count)
+        self._decisions.clear()
         counts: dict[str, int] = {}
         for model in self.state.models.values():
             for replica in model.replicas.values():

@@ -1,5 +1,7 @@
 """Decide on servers: who joined, who is another life of a known one, who is lost, and what their devices say."""
 
+from operator import attrgetter
+
 from magnetar_common.state import Server, State
 from magnetar_events import facts as f
 from magnetar_events.records import ServerInfo, ServiceRecord
@@ -37,7 +39,7 @@ def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
             _lose(draft, server, "DOWN", "its agent said goodbye")
     elif server.lost:
         draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
-    elif essence(record) != essence(server.record):
+    elif differs(record, server.record):
         draft.emit(f.ServerUpdated(server.key, record))
     elif reading_differs(server, info, draft.policy.reading_delta, draft.policy.utilisation_limit):
         _read(draft, server, info)
@@ -66,12 +68,21 @@ def on_lease_lapsed(draft: Draft, source: LeaseLapsed) -> None:
         _lose(draft, server, "LEASE_LAPSED", f"silent for more than {draft.policy.lease_ms} ms")
 
 
-def essence(record: ServiceRecord) -> ServiceRecord:
-    """Return a record without what changes with every heartbeat: two equal essences need no new fact."""
-    info = record.server
-    if info is not None:
-        info = info.model_copy(update={"devices": (), "loads": 0, "digest": "", "report": 0, "disk_bytes": 0})
-    return record.model_copy(update={"timestamp": 0, "declared_by": "", "server": info})
+_CHANGES_ALWAYS = {
+    ServiceRecord: frozenset({"timestamp", "declared_by", "server"}),
+    ServerInfo: frozenset({"devices", "loads", "digest", "report", "disk_bytes"}),
+}
+_of_record, _of_server = (
+    attrgetter(*(name for name in cls.model_fields if name not in passing)) for cls, passing in _CHANGES_ALWAYS.items()
+)
+
+
+def differs(one: ServiceRecord, other: ServiceRecord) -> bool:
+    """Whether two records differ in more than what changes with every heartbeat: that is worth a fact."""
+    if _of_record(one) != _of_record(other):
+        return True
+    mine, others = one.server, other.server
+    return mine is not others and (mine is None or others is None or _of_server(mine) != _of_server(others))
 
 
 def reading_differs(server: Server, info: ServerInfo, delta: float, limit: float) -> bool:
@@ -106,7 +117,7 @@ def news(state: State, record: ServiceRecord) -> str:
         return "registry" if record.status != "DOWN" and info.incarnation not in server.superseded else ""
     if record.status == "DOWN":
         return "registry" if not server.lost and not record.declared_by else ""
-    if server.lost or essence(record) != essence(server.record):
+    if server.lost or differs(record, server.record):
         return "registry"
     policy = state.policy
     return "reading" if reading_differs(server, info, policy.reading_delta, policy.utilisation_limit) else ""

@@ -1,0 +1,103 @@
+"""The routes topic, kept as the state says: what changed is published, and once a minute all of it is compared."""
+
+import threading
+from collections.abc import Container
+
+from magnetar_common.bus import Bus, Message
+from magnetar_common.routing import content, route_of
+from magnetar_common.state import State
+from magnetar_common.table_view import TableView
+from magnetar_common.topics import ROUTES
+from magnetar_events import ROUTE
+from magnetar_events.codec import FINGERPRINT, Undecodable
+from magnetar_scheduler.outbox import Outbox
+
+COMPARE_S = 60.0
+"""The topic is compared with the state this often (seconds)."""
+
+LOST_S = 1.0
+"""… and this soon (seconds) after a route could not be published."""
+
+PIECE = 100
+"""Models compared at a time, so that inputs are not kept waiting."""
+
+
+class Routes:
+    """Publishes routes, each when it is another one than what was published last. For the leader's thread.
+
+    Args:
+        state: the leader's; only read.
+        outbox: sends.
+        lost: set when a route could not be sent.
+    """
+
+    def __init__(self, state: State, outbox: Outbox, lost: threading.Event) -> None:
+        self._state = state
+        self._outbox = outbox
+        self._lost = lost
+        self._known: dict[str, bytes] = {}
+        self._to_compare: list[str] = []
+        self._next = 0.0
+        self._view: TableView[Message] | None = None
+
+    def start(self, bus: Bus) -> None:
+        """Follow what is on the topic. It is decoded when it is compared: most of it is our own, and soon replaced."""
+        self._view = TableView(bus, ROUTES.name, lambda message: message)
+
+    def publish(self, key: str) -> None:
+        """Publish a model's route, or that it has none any more, if that is news."""
+        model = self._state.models.get(key)
+        route = None if model is None or (model.deleted and not model.traffic) else route_of(self._state, model)
+        said = content(route) if route is not None else None
+        if said == self._known.get(key):
+            return
+        if said is None:
+            del self._known[key]
+        else:
+            self._known[key] = said
+        payload = ROUTE.encode(route) if route is not None else b""
+        self._outbox.send(ROUTES.name, ROUTES.schema, payload, key=key, properties=ROUTE.properties)
+
+    def due(self, now: float) -> bool:
+        """Whether there is something to compare."""
+        if self._lost.is_set():
+            self._lost.clear()
+            self._next = min(self._next, now + LOST_S)
+        return self._view is not None and self._view.passes > 0 and (bool(self._to_compare) or now >= self._next)
+
+    def check(self) -> tuple[bool, str]:
+        """Return (followed, why), for ``/readyz``."""
+        return self._view.check() if self._view is not None else (True, "routes are not followed yet")
+
+    def compare(self, now: float, changing: Container[str]) -> None:
+        """Compare the next piece of the topic with the state, and publish the difference; only when it is due.
+
+        Args:
+            now: monotonic seconds.
+            changing: models whose newest entry is not known to be stored; they are left alone.
+        """
+        view = self._view
+        assert view is not None
+        if not self._to_compare:
+            self._next = now + COMPARE_S
+            self._to_compare = list({*view.keys(), *self._state.models})
+        piece, self._to_compare = self._to_compare[-PIECE:], self._to_compare[:-PIECE]
+        for key in piece:
+            if key not in changing:
+                self._known.pop(key, None)
+                if (found := view.get(key)) is not None:
+                    self._known[key] = _said(found)
+                self.publish(key)
+
+    def close(self) -> None:
+        """Stop following."""
+        if self._view is not None:
+            self._view.close()
+
+
+def _said(message: Message) -> bytes:
+    """Return what a route on the topic says; nothing of ours, if it cannot be read."""
+    try:
+        return content(ROUTE.decode(message.payload, message.properties.get(FINGERPRINT, "")))
+    except Undecodable:
+        return b""
