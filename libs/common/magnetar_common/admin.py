@@ -96,6 +96,9 @@ class Admin:
         """Set a policy of a topic; it goes before the namespace's."""
         if policy == "messageTTL":
             self._call("POST", f"{_path(topic)}/{policy}", {policy: str(value)})
+        elif policy == "backlogQuotaMap":  # read as a whole, and set one kind at a time
+            for kind, quota in value.items():
+                self._call("POST", f"{_path(topic)}/backlogQuota", {"backlogQuotaType": kind}, body=quota)
         else:
             self._call("POST", f"{_path(topic)}/{policy}", body=value)
 

@@ -10,6 +10,7 @@ from magnetar_common.errors import (
     NoSuchMessage,
     NotThere,
     RequestRefused,
+    TopicsUnsafe,
     Unanswered,
 )
 from magnetar_projector.places import BadPlace, NoSuchPlace
@@ -92,6 +93,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode, str], ...] = (
     (NoSuchMessage, ExitCode.NOT_FOUND, ""),
     (BusUnavailable, ExitCode.BROKER_UNREACHABLE, "which broker is meant? magnetar context list"),
     (Deposed, ExitCode.DEPOSED, ""),
+    (TopicsUnsafe, ExitCode.FAILED, "magnetar topics check"),
 )
 
 

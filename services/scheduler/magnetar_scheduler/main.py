@@ -20,6 +20,7 @@ from magnetar_common.registrar import Registrar
 from magnetar_common.schema_registry import SchemaRegistry
 from magnetar_common.settings import BusSettings
 from magnetar_common.state import State
+from magnetar_common.topic_policies import check_at_start
 from magnetar_events import ServiceRecord
 from magnetar_events.entry import FOLD_VERSION, FOLD_VERSION_PROPERTY
 from magnetar_events.records import Address
@@ -107,6 +108,7 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
         loop.turned = time.monotonic()
         return life.stopping.is_set()
 
+    check_at_start(bus_settings)
     bus = buses.connect(bus_settings)
     life.on_stop("bus", bus.close)
     about = {"version": __version__, FOLD_VERSION_PROPERTY: str(FOLD_VERSION)}
