@@ -243,7 +243,7 @@ def test_a_policy_that_loses_the_log_is_found_and_repaired(
     assert [found for found in check(admin, own) if found.topic != "broker"] == []
 
 
-def test_a_service_refuses_to_start_where_data_would_be_lost(
+def test_l13_a_service_refuses_to_start_where_data_would_be_lost(
     pulsar_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before it opens anything, with what mends it; what only hurts, or suits an operator better, is no reason.
@@ -261,7 +261,7 @@ def test_a_service_refuses_to_start_where_data_would_be_lost(
             check_at_start(settings)
         assert [(line["log_level"], line["what"]) for line in logs] == [("warning", "deduplicationEnabled")]
 
-        admin.set_topic_policy(log, "retention", {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1})
+        admin.set_topic_policy(log, "retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": 10})
         admin.set_namespace_policy(control, "messageTTL", 3600)
         monkeypatch.setattr(bus_package, "connect", lambda *_: pytest.fail("it went on"))
         with Lifecycle() as life:

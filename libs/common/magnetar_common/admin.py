@@ -137,6 +137,14 @@ class Admin:
         """Make the broker let go of a topic; clients find it again by themselves."""
         self._call("PUT", f"{_path(topic)}/unload")
 
+    def trim(self, topic: str) -> None:
+        """Drop now what retention no longer keeps; the broker does it by itself now and then."""
+        self._call("POST", f"{_path(topic)}/trim")
+
+    def ledgers(self, topic: str) -> list[int]:
+        """Return the ids of the ledgers that a topic's messages are in, oldest first."""
+        return [each["ledgerId"] for each in self._call("GET", f"{_path(topic)}/internalStats")["ledgers"]]
+
     def _create(self, path: str, body: Json = None) -> None:
         try:
             self._call("PUT", path, body=body)
