@@ -6,17 +6,22 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 
+import httpx
 import pulsar
 import pytest
+from structlog.testing import capture_logs
 
+import magnetar_common.bus as bus_package
 from magnetar_common.admin import Admin
 from magnetar_common.brokers import RunningBroker
 from magnetar_common.bus import Bus, MessageId, connect
-from magnetar_common.errors import BusRefused, Fenced, NotThere, TopicHeld
+from magnetar_common.errors import BusRefused, Fenced, NotThere, TopicHeld, TopicsUnsafe
+from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.settings import BusSettings
-from magnetar_common.topic_policies import apply, check
-from magnetar_common.topics import CLUSTER_ID, TOPICS, Topic
+from magnetar_common.topic_policies import apply, check, check_at_start
+from magnetar_common.topics import CLUSTER_ID, MODEL_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, TOPICS, Topic, under
 from magnetar_events.schemas import schema_json
+from magnetar_scheduler import main as scheduler
 from tests.contract.bus_contract import (
     DEADLINE_S,
     Acks,
@@ -27,6 +32,8 @@ from tests.contract.bus_contract import (
     read_all,
     wait_for,
 )
+from tests.support.brokers import settings_for
+from tests.support.leading import eventually
 
 pytestmark = pytest.mark.pulsar
 
@@ -207,6 +214,16 @@ def test_a_producer_with_the_shipped_schema_makes_no_new_version(
                 "deleteWhileInactive": True,
             },
         ),
+        (
+            "backlogQuotaMap",
+            {
+                "destination_storage": {
+                    "limitSize": 10 * 2**20,
+                    "limitTime": -1,
+                    "policy": "consumer_backlog_eviction",
+                }
+            },
+        ),
     ],
 )
 def test_a_policy_that_loses_the_log_is_found_and_repaired(
@@ -224,6 +241,57 @@ def test_a_policy_that_loses_the_log_is_found_and_repaired(
 
     apply(admin, own)
     assert [found for found in check(admin, own) if found.topic != "broker"] == []
+
+
+def test_l13_a_service_refuses_to_start_where_data_would_be_lost(
+    pulsar_broker: RunningBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it opens anything, with what mends it; what only hurts, or suits an operator better, is no reason.
+
+    Nor is an admin port that cannot be asked: that is said, and the service starts.
+    """
+    settings = settings_for(pulsar_broker)
+    control, log = f"{settings.tenant}/control", under(settings.tenant, STATE_CHANGES.name)
+    with Admin(settings) as admin:
+        inputs = under(settings.tenant, MODEL_EVENTS.name)
+        admin.set_topic_policy(inputs, "retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+        admin.set_topic_policy(log, "deduplicationEnabled", True)
+        eventually(lambda: {each.what for each in check(admin)} == {"deduplicationEnabled"})
+        with capture_logs() as logs:
+            check_at_start(settings)
+        assert [(line["log_level"], line["what"]) for line in logs] == [("warning", "deduplicationEnabled")]
+
+        admin.set_topic_policy(log, "retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": 10})
+        admin.set_namespace_policy(control, "messageTTL", 3600)
+        monkeypatch.setattr(bus_package, "connect", lambda *_: pytest.fail("it went on"))
+        with Lifecycle() as life:
+            scheduler.start(scheduler.SchedulerSettings(port=0), settings, life).join(30)
+        assert isinstance(life.error, TopicsUnsafe)
+        assert "magnetar topics apply" in str(life.error)
+        check_at_start(settings, (SERVICE_REGISTRY,))  # of no concern to whoever does not use the log
+        with capture_logs() as logs:
+            check_at_start(settings, refuse=False)
+        assert {line["what"] for line in logs if line["log_level"] == "error"} >= {"retention", "messageTTL"}
+
+        apply(admin)
+        eventually(lambda: check(admin) == [])
+        check_at_start(settings)
+    away = settings.model_copy(update={"admin_url": "http://127.0.0.1:1"})
+    with capture_logs() as logs:
+        check_at_start(away)
+    assert [(line["log_level"], "could not be checked" in line["event"]) for line in logs] == [("warning", True)]
+
+
+def test_a_partitioned_log_is_refused(admin: Admin, settings: BusSettings, pulsar_broker: RunningBroker) -> None:
+    """A partitioned topic has no order."""
+    own = settings.model_copy(update={"tenant": f"test-{uuid.uuid4().hex[:12]}"})
+    log = under(own.tenant, STATE_CHANGES.name)
+    admin.create_tenant(own.tenant)
+    admin.create_namespace(f"{own.tenant}/control")
+    path = log.replace("://", "/")
+    httpx.put(f"{settings.admin_url}/admin/v2/{path}/partitions", json=2).raise_for_status()
+    with pytest.raises(TopicsUnsafe, match=r"partitions of .*state-changes is 2, not none: .* magnetar topics apply"):
+        check_at_start(own, (STATE_CHANGES,))
 
 
 def test_a_command_topic_inherits_its_retention(admin: Admin, own: list[Topic], settings: BusSettings) -> None:

@@ -76,7 +76,7 @@ class TestPulsarTableView(TableViewContract, CompactedViewContract):
 
             yield compact
 
-    def test_a_view_frozen_across_tombstone_and_compaction_loses_the_key_within_a_sweep(
+    def test_l1_a_view_frozen_across_tombstone_and_compaction_loses_the_key_within_a_sweep(
         self, bus: Bus, topic: str, settings: BusSettings, compact: Callable[[str], None]
     ) -> None:
         """apache/pulsar#26190: SIGSTOP a view, tombstone a key, compact, SIGCONT: the key is gone one sweep later."""

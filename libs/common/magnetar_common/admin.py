@@ -102,6 +102,9 @@ class Admin:
         """Set a policy of a topic; it goes before the namespace's."""
         if policy == "messageTTL":
             self._call("POST", f"{_path(topic)}/{policy}", {policy: str(value)})
+        elif policy == "backlogQuotaMap":  # read as a whole, and set one kind at a time
+            for kind, quota in value.items():
+                self._call("POST", f"{_path(topic)}/backlogQuota", {"backlogQuotaType": kind}, body=quota)
         else:
             self._call("POST", f"{_path(topic)}/{policy}", body=value)
 
@@ -184,6 +187,14 @@ class Admin:
     def unload(self, topic: str) -> None:
         """Make the broker let go of a topic; clients find it again by themselves."""
         self._call("PUT", f"{_path(topic)}/unload")
+
+    def trim(self, topic: str) -> None:
+        """Drop now what retention no longer keeps; the broker does it by itself now and then."""
+        self._call("POST", f"{_path(topic)}/trim")
+
+    def ledgers(self, topic: str) -> list[int]:
+        """Return the ids of the ledgers that a topic's messages are in, oldest first."""
+        return [each["ledgerId"] for each in self._call("GET", f"{_path(topic)}/internalStats")["ledgers"]]
 
     def _create(self, path: str, body: Json = None) -> None:
         try:

@@ -49,6 +49,10 @@ class CannotFence(BusError):
     """The broker does not enforce exclusive producers, and no lock stands in for it."""
 
 
+class TopicsUnsafe(MagnetarError):
+    """The broker is set up so that it would lose data."""
+
+
 class LogError(MagnetarError):
     """The log cannot be followed further. A folder halts: going on would be to guess."""
 

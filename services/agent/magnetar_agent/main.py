@@ -21,6 +21,8 @@ from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.ops import Health, OpsServer, configure_logging
 from magnetar_common.registrar import Registrar
 from magnetar_common.settings import BusSettings
+from magnetar_common.topic_policies import check_at_start
+from magnetar_common.topics import AGENT_EVENTS, COMMANDS, SERVICE_REGISTRY
 from magnetar_events import ServiceRecord
 from magnetar_events.commands import COMMAND_KINDS
 from magnetar_events.records import Address, RuntimeInfo, ServerInfo
@@ -35,6 +37,8 @@ def run(settings: AgentSettings | None = None, bus_settings: BusSettings | None 
     settings = settings or AgentSettings()
     configure_logging(SERVICE_NAME, json=settings.log_json, level=settings.log_level)
     with Lifecycle() as life:
+        # Only warned of: a server that serves is worth more than a policy that an administrator can mend meanwhile.
+        check_at_start(bus_settings or BusSettings(), (AGENT_EVENTS, SERVICE_REGISTRY, COMMANDS), refuse=False)
         bus = buses.connect(bus_settings)
         life.on_stop("bus", bus.close)
         serve(bus, settings, life)

@@ -11,6 +11,7 @@ from magnetar_common.errors import (
     NotPermitted,
     NotThere,
     RequestRefused,
+    TopicsUnsafe,
     Unanswered,
     Unauthenticated,
     Untrusted,
@@ -100,6 +101,7 @@ _CODES: tuple[tuple[type[BaseException], ExitCode, str], ...] = (
     (NoSuchMessage, ExitCode.NOT_FOUND, ""),
     (BusUnavailable, ExitCode.BROKER_UNREACHABLE, "which broker is meant? magnetar context list"),
     (Deposed, ExitCode.DEPOSED, ""),
+    (TopicsUnsafe, ExitCode.FAILED, "magnetar topics check"),
 )
 
 

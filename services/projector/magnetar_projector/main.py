@@ -8,8 +8,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from magnetar_common.bus import Bus, connect
 from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.ops import Health, OpsServer, configure_logging
-from magnetar_common.settings import SnapshotSettings
+from magnetar_common.settings import BusSettings, SnapshotSettings
 from magnetar_common.snapshot import Snapshots
+from magnetar_common.topic_policies import check_at_start
+from magnetar_common.topics import STATE_CHANGES, VOIDED
 from magnetar_projector.api import routes
 from magnetar_projector.projector import Projector
 from magnetar_projector.queries import Queries
@@ -45,6 +47,7 @@ def run(settings: ProjectorSettings) -> int:
     """Run a projector on the broker that the environment names, until SIGTERM or SIGINT; return the exit code."""
     configure_logging("projector", json=settings.log_json, level=settings.log_level)
     with Lifecycle() as life:
+        check_at_start(BusSettings(), (STATE_CHANGES, VOIDED))
         bus = connect()
         life.on_stop("bus", bus.close)
         start(settings, bus, life, SnapshotSettings())

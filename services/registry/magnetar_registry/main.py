@@ -14,6 +14,9 @@ from magnetar_common.discovery import Discovery
 from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.ops import Health, OpsServer, configure_logging
 from magnetar_common.registrar import DEFAULT_INTERVAL_S, Registrar
+from magnetar_common.settings import BusSettings
+from magnetar_common.topic_policies import check_at_start
+from magnetar_common.topics import SERVICE_REGISTRY
 from magnetar_events import ServiceRecord
 from magnetar_events.policy import Policy
 from magnetar_events.records import Address
@@ -68,6 +71,7 @@ def run(settings: RegistrySettings | None = None) -> int:
     settings = settings or RegistrySettings()
     configure_logging(SERVICE_NAME, json=settings.log_json, level=settings.log_level)
     with Lifecycle() as life:
+        check_at_start(BusSettings(), (SERVICE_REGISTRY,))
         bus = buses.connect()
         life.on_stop("bus", bus.close)
         serve(bus, settings, life)

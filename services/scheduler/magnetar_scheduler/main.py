@@ -21,6 +21,7 @@ from magnetar_common.schema_registry import SchemaRegistry
 from magnetar_common.settings import BusSettings, SnapshotSettings
 from magnetar_common.snapshot import Snapshots
 from magnetar_common.state import State
+from magnetar_common.topic_policies import check_at_start
 from magnetar_events import ServiceRecord
 from magnetar_events.entry import FOLD_VERSION, FOLD_VERSION_PROPERTY
 from magnetar_events.records import Address
@@ -114,6 +115,7 @@ def _serve(
         loop.turned = time.monotonic()
         return life.stopping.is_set()
 
+    check_at_start(bus_settings)
     snapshots = Snapshots.from_settings(snapshot_settings)
     bus = buses.connect(bus_settings)
     life.on_stop("bus", bus.close)
