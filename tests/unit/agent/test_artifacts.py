@@ -4,7 +4,6 @@ import hashlib
 import io
 import os
 import shutil
-import stat
 import tarfile
 import zipfile
 from collections.abc import Iterator

