@@ -11,7 +11,7 @@ USER_AND_PASSWORD = re.compile(r"(?P<before>:/{1,2})[^/\\\s:@'\"]*:[^/\\\s@'\"]*
 
 SECRET_PARAMETER = re.compile(
     r"(?P<before>[?&;](?:sig|signature|token|access_token|id_token|refresh_token|auth_?token|api_?key|password|passwd"
-    r"|secret|client_secret|x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid)=)[^\s&'\"#]+",
+    r"|secret|client_secret|x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid)=)(?!\*\*\*)[^\s&'\"#]+",
     re.IGNORECASE,
 )
 """Parameters that sign or open a URL."""

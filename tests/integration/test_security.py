@@ -401,7 +401,7 @@ def test_the_whole_stack_works_over_tls_with_its_grants_alone_and_shows_no_secre
     assert HTTP.get(f"{scheduler}/readyz").json() == {"ok": True}
     assert HTTP.get(f"{scheduler}/readyz", headers=bearer).json()["checks"]["role"]["detail"].startswith("leading")
     models = HTTP.get(f"{projector}/v1/models", headers=bearer).json()["models"]
-    assert [model["state"] for model in models] == ["Available"]
+    assert [model["status"]["state"] for model in models] == ["Available"]
 
     # The command line: what it shows, and the errors that it ends with.
     findings = json.loads(world.cli("operator", "doctor", "--listen", "2", "-o", "json"))
