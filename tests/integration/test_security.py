@@ -42,7 +42,8 @@ from tests.support.agents import SimulatedAgent
 from tests.support.leading import eventually
 from tests.support.secure import SecureBroker
 
-pytestmark = pytest.mark.pulsar
+# The first test waits for a second broker, the last runs a dozen processes: on a machine that may be busy.
+pytestmark = [pytest.mark.pulsar, pytest.mark.timeout(500)]
 
 OURS, OTHERS = commands_topic("a", 0), commands_topic("b", 0)
 
@@ -359,7 +360,6 @@ def ready(url: str) -> Callable[[], bool]:
     return ask
 
 
-@pytest.mark.timeout(400)  # a dozen processes, on a machine that may be busy
 def test_the_whole_stack_works_over_tls_with_its_grants_alone_and_shows_no_secret(world: World) -> None:
     """From topics to Available, with a token for each part; what anybody sees of it is searched for every secret."""
     tenancy = world.tenancy

@@ -22,7 +22,9 @@ from magnetar_common.brokers.jars import cannot_fetch, default_cache, ensure_jar
 from magnetar_common.brokers.ports import free_ports
 from magnetar_common.brokers.process import BrokerProcess
 
-_READY_SECONDS = 90.0  # 4 to 6 s on an idle two-core machine; 24 s were seen on a busy one
+_READY_SECONDS = (
+    240.0  # 4 to 6 s on an idle two-core machine; more than 90 s were seen with 20 processes waiting for them
+)
 _ARCHIVE_SECONDS = 180.0  # the JVM writes 90 MB at its end: 9 s when idle, past 15 s on a busy machine
 _OLDEST_JAVA = 17
 
