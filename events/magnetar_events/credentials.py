@@ -1,23 +1,24 @@
 """What a credential looks like in a text: what is refused in a request, and taken out of everything else.
 
-Known forms only; a password that looks like any other word cannot be told from one.
+Known forms only; a password that looks like any other word cannot be told from one. None asks what comes before it: in
+the bytes of a message that is the text's length, which may look like a letter.
 """
 
 import re
 
-USER_AND_PASSWORD = re.compile(r"(?P<before>\b[a-z][a-z0-9+.-]*:/{1,2})[^/\\\s:@'\"]*:[^/\\\s@'\"]*@", re.IGNORECASE)
+USER_AND_PASSWORD = re.compile(r"(?P<before>:/{1,2})[^/\\\s:@'\"]*:[^/\\\s@'\"]*@")
 """``scheme://user:password@``."""
 
 SECRET_PARAMETER = re.compile(
     r"(?P<before>[?&;](?:sig|signature|token|access_token|id_token|refresh_token|auth_?token|api_?key|password|passwd"
-    r"|secret|client_secret|x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid)=)[^\s&'\"#]+",
+    r"|secret|client_secret|x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid)=)(?!\*\*\*)[^\s&'\"#]+",
     re.IGNORECASE,
 )
 """Parameters that sign or open a URL."""
 
-_JWT = re.compile(r"(?P<before>)\bey[A-Za-z0-9_-]{6,}\.ey[A-Za-z0-9_-]{2,}\.[A-Za-z0-9_-]*")
-_BEARER = re.compile(r"(?P<before>\bBearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
-_TOKEN = re.compile(r"(?P<before>\btoken:)[A-Za-z0-9._~+/=-]{8,}")
+_JWT = re.compile(r"(?P<before>)ey[A-Za-z0-9_-]{6,}\.ey[A-Za-z0-9_-]{2,}\.[A-Za-z0-9_-]*")
+_BEARER = re.compile(r"(?P<before>Bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_TOKEN = re.compile(r"(?P<before>token:)[A-Za-z0-9._~+/=-]{8,}")
 _PRIVATE_KEY = re.compile(
     r"(?P<before>)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL
 )

@@ -26,10 +26,10 @@ from magnetar_agent.settings import AgentSettings
 from magnetar_cli import demonstration, exit_codes, manifests
 from magnetar_cli.main import app
 from magnetar_cli.options import descriptions, variable
-from magnetar_common import metrics
+from magnetar_common import grants, metrics
 from magnetar_common.brokers import embedded
 from magnetar_common.bus import connect
-from magnetar_common.settings import BusSettings, SnapshotSettings
+from magnetar_common.settings import BusSettings, HttpSettings, SnapshotSettings
 from magnetar_common.signing import SigningSettings
 from magnetar_common.topics import DAY_MINUTES, TOPICS, Topic
 from magnetar_common.transitions import TRANSITIONS, R, is_legal
@@ -50,6 +50,7 @@ ROOT = Path(__file__).parent.parent.parent
 DOCS = sorted((ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")))
 SETTINGS = (
     BusSettings,
+    HttpSettings,
     SigningSettings,
     SnapshotSettings,
     SchedulerSettings,
@@ -149,6 +150,27 @@ def _facts() -> str:
     return _table(("fact", "what it says"), ((name, _said(text)) for name, text in rows))
 
 
+def _rights() -> str:
+    def named(topics: Iterable[Topic], *, own: bool) -> str:
+        names = [
+            f"`{topic.name.rpartition('/')[2]}{('<its server>' if own else '*') if topic.family else ''}`"
+            for topic in topics
+        ]
+        return ", ".join(names) or "nothing"
+
+    rows = (
+        (
+            f"`{part}`",
+            rights.said,
+            named(rights.produce, own=part is grants.Part.AGENT),
+            named(rights.consume, own=part is grants.Part.AGENT),
+        )
+        for part, rights in grants.TABLE.items()
+        if part is not grants.Part.ADMIN
+    )
+    return _table(("`--as`", "who", "writes", "reads"), rows)
+
+
 def mermaid() -> str:
     """The transition table as a diagram."""
     lines = [f"    {before} --> {after}" for before, following in TRANSITIONS.items() for after in sorted(following)]
@@ -162,6 +184,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "signing settings": lambda: _settings(SigningSettings),
     "publisher": lambda: _fields(Publisher),
     "snapshot settings": lambda: _settings(SnapshotSettings),
+    "http settings": lambda: _settings(HttpSettings),
+    "rights": _rights,
     "scheduler settings": lambda: _settings(SchedulerSettings),
     "registry settings": lambda: _settings(RegistrySettings),
     "projector settings": lambda: _settings(ProjectorSettings),

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,9 +12,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from magnetar_common.errors import MagnetarError
+from magnetar_common.errors import MagnetarError, Unauthenticated
 from magnetar_common.metrics import TERM
 from magnetar_common.ops import Health, OpsServer
+from magnetar_common.settings import HttpSettings
 
 
 @pytest.fixture
@@ -125,3 +127,65 @@ def test_each_log_line_is_one_json_object_whoever_wrote_it() -> None:
 def test_importing_ops_needs_no_http_extra() -> None:
     code = "import sys, magnetar_common.ops as ops; sys.exit('starlette' in sys.modules or 'uvicorn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+# --- who may ask ----------------------------------------------------------------------------------------------------------
+
+
+def test_beyond_loopback_it_does_not_start_without_a_token(health: Health, tmp_path: Path) -> None:
+    """And says which variable to set; a name counts as the address of another machine."""
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        with pytest.raises(Unauthenticated, match="MAGNETAR_HTTP_TOKEN_FILE"):
+            OpsServer(health, host=host, access=HttpSettings()).start()
+    with pytest.raises(Unauthenticated, match="cannot be read"):
+        OpsServer(health, access=HttpSettings(token_file=str(tmp_path / "nowhere"))).start()
+
+
+def test_with_a_token_everything_but_health_asks_for_it(health: Health, tmp_path: Path) -> None:
+    """Of health only whether all is well is said without it. A replaced file counts at once, and a lost one lets nobody in."""
+    health.add("role", lambda: (True, "leading, and that is nobody's business"))
+    file = tmp_path / "token"
+    file.write_text("one\n")
+    called: list[str] = []
+
+    def terminate(_: Request) -> JSONResponse:
+        called.append("terminate")
+        return JSONResponse({})
+
+    server = OpsServer(
+        health,
+        host="0.0.0.0",
+        routes=[Route("/terminate", terminate, methods=["POST"])],
+        access=HttpSettings(token_file=str(file)),
+    ).start()
+    with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
+
+        def asked(path: str, sent: str, method: str = "GET") -> int:
+            return client.request(
+                method, path, headers=[(b"authorization", sent.encode("latin-1"))] if sent else []
+            ).status_code
+
+        for wrong in ("", "one", "Bearer", "Bearer two", "Bearer one1", "Basic one", "Bearer \xe9"):
+            assert asked("/metrics", wrong) == 401, wrong
+            assert asked("/terminate", wrong, "POST") == 401, wrong
+            assert asked("/nowhere", wrong) == 401, wrong
+        assert called == []
+        for path in ("/livez", "/readyz"):
+            assert client.get(path).json() == {"ok": True}
+        bearer = {"Authorization": "Bearer one"}
+        assert client.get("/readyz", headers=bearer).json()["checks"]["role"]["detail"].startswith("leading")
+        assert asked("/terminate", "bearer one", "POST") == 200
+        assert called == ["terminate"]
+
+        file.write_text("two")
+        assert (asked("/metrics", "Bearer one"), asked("/metrics", "Bearer two")) == (401, 200)
+        file.unlink()
+        assert asked("/metrics", "Bearer two") == 503
+        assert client.get("/livez").json() == {"ok": True}
+    server.stop()
+
+
+def test_on_loopback_nothing_is_asked_unless_a_token_is_set(health: Health) -> None:
+    server = OpsServer(health, access=HttpSettings(token="x")).start()
+    assert httpx.get(f"{server.url}/metrics").status_code == 401
+    server.stop()

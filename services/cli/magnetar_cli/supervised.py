@@ -72,7 +72,9 @@ class Supervised:
         if self.pid is None:
             return False
         try:
-            answer = httpx.get(f"{self.url}/readyz", headers=HttpSettings().headers(), timeout=2.0, trust_env=False)
+            headers = HttpSettings().headers()
+            # Plain HTTP on loopback: reading the machine's certificates each time would cost 65 ms.
+            answer = httpx.get(f"{self.url}/readyz", headers=headers, timeout=2.0, trust_env=False, verify=False)  # noqa: S501
         except httpx.TransportError:
             return False
         return answer.is_success and self._ready(answer.json()["checks"])
