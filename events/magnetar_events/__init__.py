@@ -18,7 +18,7 @@ AGENT_EVENT = Codec(AgentEvent, "agent-events", largest=2 * 2**20)
 SERVICE_RECORD = Codec(ServiceRecord, "service-registry", largest=64 * 2**10)
 """Records. A heartbeat has less than 2 KiB."""
 ENTRY = Codec(Entry, "state-changes")
-COMMAND = Codec(Command, "commands")
+COMMAND = Codec(Command, "commands", largest=256 * 2**10)
 ROUTE = Codec(Route, "routes")
 VOIDED_MESSAGE = Codec(Voided, "voided")
 

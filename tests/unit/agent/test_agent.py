@@ -9,6 +9,9 @@ import pytest
 
 from magnetar_agent.adapters.base import Code, IndexEntry, IndexState
 from magnetar_agent.artifacts import digest
+from magnetar_events import COMMAND, Command
+from magnetar_events.codec import FINGERPRINT
+from magnetar_events.commands import LoadModel
 from magnetar_events.models import index_digest
 from magnetar_events.reports import (
     CommandSuperseded,
@@ -142,10 +145,24 @@ def test_backlog_of_an_earlier_life_is_not_read(tmp_path: Path) -> None:
         second.agent.close()
 
 
+def stage_command(position: int) -> Command:
+    wanted = LoadModel(model=IRIS, generation=1, storage_uri="file:///m")
+    return Command(cluster="local", server="a", replica=0, incarnation="one", term=1, position=position, command=wanted)
+
+
 def test_junk_on_the_command_topic_disturbs_nothing(tmp_path: Path) -> None:
     """It is logged, and the next command is obeyed."""
+    load = COMMAND.encode(stage_command(1))
     with staged(tmp_path) as stage:
-        stage._commands.send(b"\xff junk")
+        for payload, fingerprint in (
+            (b"", ""),
+            (b"\xff junk", ""),
+            (bytes(5 * 2**20), ""),
+            (load, "0" * 16),
+            (load[:-2], COMMAND.fingerprint),
+            (load.replace(b"default/iris", b"default/IRIS"), COMMAND.fingerprint),
+        ):
+            stage._commands.send(payload, properties={FINGERPRINT: fingerprint})
         stage.load(1)
         stage.hears(ModelLoaded, 1)
 
