@@ -55,6 +55,7 @@ def parsed(contract: str) -> Any:
     return fastavro.parse_schema(generated(contract))
 
 
+@cache
 def schema_json(contract: str) -> str:
     """Return the schema of a contract as one line of JSON, for a schema registry."""
     return json.dumps(generated(contract), separators=(",", ":"))
