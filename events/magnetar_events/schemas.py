@@ -57,6 +57,7 @@ def parsed(contract: str) -> Any:
     return fastavro.parse_schema(generated(contract))
 
 
+@cache
 def schema_json(contract: str, value: str = "") -> str:
     """Return the schema of a contract as one line of JSON, for a schema registry.
 

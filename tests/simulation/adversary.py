@@ -4,13 +4,23 @@ from collections import Counter
 from collections.abc import Callable
 from random import Random
 
-from magnetar_common.topics import AGENT_EVENTS, MODEL_EVENTS, ROUTES, SERVICE_REGISTRY, STATE_CHANGES, commands_topic
+from magnetar_common.topics import (
+    AGENT_EVENTS,
+    COMMANDS,
+    MODEL_EVENTS,
+    ROUTES,
+    SERVICE_REGISTRY,
+    STATE_CHANGES,
+    commands_topic,
+)
 from magnetar_events import ModelEvent
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.requests import DeployModel, RequestKind, ScaleModel, SetPolicy, UndeployModel
+from tests.simulation.bus import SimBus, SimProducer
 from tests.simulation.cluster import Cluster, Service
 from tests.simulation.invariants import Checker
+from tests.simulation.runtime import Process
 from tests.simulation.servers import MIB
 
 MODELS = 6
@@ -22,7 +32,6 @@ POLICY = {
     "reading_stale_ms": 6_000,
     "hold_ms": 12_000,
     "evictions_per_minute": 10,
-    "load_timeout_ms": 15_000,
     "load_retry_ms": 500,
     "unload_timeout_ms": 8_000,
     "unload_grace_ms": 300,
@@ -31,6 +40,9 @@ POLICY = {
     "forget_server_ms": 60_000,
 }
 """The rules in a run: the shipped ones, in a hurry."""
+
+CHOICES: dict[str, tuple[int, ...]] = {"piece": (1, 2, 100), "load_servers": (2, 3), "load_timeout_ms": (5_000, 15_000)}
+"""What differs from run to run."""
 
 
 class Adversary:
@@ -67,9 +79,7 @@ class Adversary:
             self.hub.after(self.random.uniform(3.0, seconds), self._inject, kind)
 
     def _policy(self) -> Policy:
-        return Policy(
-            **{**POLICY, "piece": self.random.choice((1, 2, 100)), "load_servers": self.random.choice((2, 3))}
-        )
+        return Policy(**{**POLICY, **{name: self.random.choice(values) for name, values in CHOICES.items()}})
 
     # --- users ----------------------------------------------------------------------------------------------------------
 
@@ -190,6 +200,30 @@ class Adversary:
         if leader is not None:
             self._cut(leader, self._seconds(2.0, 20.0))
 
+    def _trap_leader(self) -> None:
+        """Cut the leader off, or stop it, at the very moment when it sends one of its next commands."""
+        leader, sent = self._leading(), self.random.randint(1, 6)
+        if leader is None:
+            return
+        process, broker = leader.process, self.cluster.broker
+        freeze = self.random.random() < 0.3
+        left = [sent]
+
+        def spring(producer: SimProducer, sending: object) -> None:
+            if producer.bus.process is not process or not producer.topic.startswith(COMMANDS.name):
+                return
+            left[0] -= 1
+            if left[0] == 0:
+                broker.on_sent.remove(spring)
+                if freeze:
+                    self._freeze(leader, self.random.uniform(6.0, 15.0))
+                else:
+                    # Long enough for a successor, and not for the client to give up what it has to send.
+                    self._cut_off(process, process.connections, self.random.uniform(7.0, 9.7), noticed=False)
+
+        broker.on_sent.append(spring)
+        self._wish()
+
     def _cut_any(self) -> None:
         self._cut(self._any(), self._seconds(0.2, 20.0))
 
@@ -199,15 +233,18 @@ class Adversary:
         buses = [bus for bus in process.connections if not bus.cut]
         if buses and self.random.random() < 0.3:
             buses = [self.random.choice(buses)]
+        self._cut_off(process, buses, seconds, noticed=noticed)
+
+    def _cut_off(self, process: Process, buses: list[SimBus], seconds: float, *, noticed: bool) -> None:
         process.troubled = self.hub.now
         for bus in buses:
             bus.sever(noticed=noticed)
             self.hub.after(seconds, self._mend, bus, process)
 
-    def _mend(self, bus: object, process: object) -> None:
-        if bus.cut:  # type: ignore[attr-defined]
-            bus.heal()  # type: ignore[attr-defined]
-            process.troubled = self.hub.now  # type: ignore[attr-defined]
+    def _mend(self, bus: SimBus, process: Process) -> None:
+        if bus.cut:
+            bus.heal()
+            process.troubled = self.hub.now
 
     def _late_goodbye(self) -> None:
         """An agent ends in order, and its goodbye is heard only after its successor has joined."""
@@ -215,10 +252,7 @@ class Adversary:
         process = agent.process
         if process.alive and not process.frozen and agent.life is not None:
             buses = [bus for bus in process.connections if not bus.cut]
-            process.troubled = self.hub.now
-            for bus in buses:
-                bus.sever(noticed=False)
-                self.hub.after(self.random.uniform(5.5, 14.0), self._mend, bus, process)
+            self._cut_off(process, buses, self.random.uniform(5.5, 14.0), noticed=False)
             agent.stop()
 
     def _restart_agent(self) -> None:
@@ -322,6 +356,7 @@ _FAULTS: dict[str, tuple[float, Callable[[Adversary], None]]] = {
     "freeze the leader": (2.0, Adversary._freeze_leader),
     "freeze anything": (1.5, Adversary._freeze_any),
     "cut off the leader": (2.0, Adversary._cut_leader),
+    "trap the leader in the middle of sending": (2.0, Adversary._trap_leader),
     "cut off anything": (1.5, Adversary._cut_any),
     "late goodbye": (1.5, Adversary._late_goodbye),
     "restart an agent": (1.0, Adversary._restart_agent),

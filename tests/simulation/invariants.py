@@ -6,6 +6,7 @@ and obeyed, routes when they are stored, loads when the agents begin them.
 
 from collections import Counter
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
 
 from magnetar_agent.agent import Agent
@@ -18,9 +19,9 @@ from magnetar_common.registrar import Registrar
 from magnetar_common.routing import route_of, same_route
 from magnetar_common.state import State
 from magnetar_common.status import ModelState, model_status
-from magnetar_common.topics import COMMANDS, MODEL_EVENTS, ROUTES, STATE_CHANGES
+from magnetar_common.topics import COMMANDS, MODEL_EVENTS, ROUTES, SERVICE_REGISTRY, STATE_CHANGES
 from magnetar_common.transitions import R
-from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, Route
+from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, SERVICE_RECORD, Route
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import BARRIER, Entry
@@ -38,6 +39,9 @@ timed out (10), a wait before the next try (4), and reconnecting (6)."""
 
 DELAY_S = 40.0
 """A heartbeat is under way for less than this (seconds), whatever the adversary does."""
+
+UNHEARD_S = 6.0
+"""Whoever declares a server lost has heard all that was stored up to so long before (seconds): two probes' patience."""
 
 
 class Violated(Exception):
@@ -79,6 +83,7 @@ class Checker:
         self._begun: set[tuple[int, str, int, int, str]] = set()
         self._changed: dict[str, int] = {}
         self._lost_at: dict[str, float] = {}
+        self._heard: dict[str, float] = {}
         cluster.broker.on_stored.append(self._stored)
         cluster.broker.on_sent.append(self._sent)
 
@@ -141,10 +146,10 @@ class Checker:
             mine = command.incarnation == agent._info.incarnation
             if mine:
                 self._seen_terms[id(agent)] = max(newest, command.term)
-            if verdict is Verdict.OBEY and command.term < newest:
+            if mine and command.term < newest and verdict is not Verdict.OLD_TERM:
                 self.fail(
-                    "no command of an older term is obeyed",
-                    f"{self._here().name} obeys {command.command} of term {command.term}, and has seen {newest}",
+                    "a command of an older term is refused",
+                    f"{self._here().name}: {verdict.name} to {command.command} of term {command.term}, having seen {newest}",
                 )
             if verdict is Verdict.OBEY and not mine:
                 self.fail("no command for another life is obeyed", f"{self._here().name} obeys {command}")
@@ -179,6 +184,8 @@ class Checker:
                 self._entry(entry, producer.bus.process.name)
         elif message.topic == ROUTES.name:
             self._route(message)
+        elif message.topic == SERVICE_REGISTRY.name and message.payload:
+            self._heard[_digest(message.payload)] = self.hub.now
 
     # --- the log --------------------------------------------------------------------------------------------------------
 
@@ -315,6 +322,15 @@ class Checker:
                     f"{where}: {life.name} has run freely for {now - life.troubled:.1f} s",
                 )
 
+    def _server_returned(self, fact: f.ServerReturned, where: str) -> None:
+        self._server_there(fact, where)
+        heard, lost = self._heard.get(_digest(SERVICE_RECORD.encode(fact.record)), 0.0), self._lost_at.get(fact.server, 0.0)
+        if heard < lost - UNHEARD_S:
+            self.fail(
+                "the dead do not return",
+                f"{where}: {fact.server} on a heartbeat stored {lost - heard:.1f} s before it was lost",
+            )
+
     def _server_there(self, fact: f.ServerJoined | f.ServerReturned, where: str) -> None:
         incarnation = fact.incarnation if isinstance(fact, f.ServerReturned) else fact.record.server.incarnation
         life = self._life(fact.server, incarnation)
@@ -331,7 +347,7 @@ class Checker:
         f.ModelWanted: _model_wanted,
         f.ServerLost: _server_lost,
         f.ServerJoined: _server_there,
-        f.ServerReturned: _server_there,
+        f.ServerReturned: _server_returned,
     }
 
     # --- routes ---------------------------------------------------------------------------------------------------------
@@ -444,6 +460,10 @@ class Checker:
             if process.alive and (projector.halted or projector.state.position != self.state.position):
                 return f"the projector is at {projector.state.position} of {self.state.position} {projector.halted}"
         return ""
+
+
+def _digest(payload: bytes) -> str:
+    return sha256(payload).hexdigest()[:16]
 
 
 def _difference(one: State, other: State) -> str:

@@ -223,7 +223,7 @@ MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset
         frozenset({"a command is of a stored decision"}),
     ),
     "no barrier": (no_barrier, frozenset({"the log never forks", "the log has no hole", "terms never go back"})),
-    "no term check": (no_term_check, frozenset({"no command of an older term is obeyed"})),
+    "no term check": (no_term_check, frozenset({"a command of an older term is refused"})),
     "no position check in reports": (no_position_check, frozenset({"a report answers the newest command"})),
     "no reservation while loading": (no_reservation_while_loading, frozenset({"memory is never over-booked"})),
     "a goodbye of an old incarnation accepted": (goodbyes_of_old_lives, frozenset({"down is only who said goodbye"})),

@@ -11,7 +11,7 @@ from tests.simulation.invariants import Checker, Violated
 from tests.simulation.runtime import Hub
 from tests.simulation.underneath import simulated
 
-CHAOS_S = 60.0
+CHAOS_S = 45.0
 """Virtual seconds of trouble."""
 
 QUIET_S = 300.0
@@ -127,7 +127,7 @@ def run_seed(seed: int, mutation: AbstractContextManager[object] | None = None) 
         adversary = Adversary(running.cluster, running.checker, str(seed))
         began = hub.now
         try:
-            adversary.begin(wishes=14, faults=12, seconds=CHAOS_S)
+            adversary.begin(wishes=13, faults=11, seconds=CHAOS_S)
             running.run_for(CHAOS_S)
             adversary.heal()
             running.settle()

@@ -194,6 +194,7 @@ def simulated(world: "World", spies: Mapping[tuple[Any, str], Callable[[Any], An
     for (owner, name), value in POLLS.items():
         put(owner, name, value)
     put(Codec, "decode", _remembering(Codec.decode))
+    put(Codec, "decode_trusted", _remembering(Codec.decode_trusted))
     for (owner, name), spy in spies.items():
         put(owner, name, spy(getattr(owner, name)))
     try:
@@ -204,7 +205,7 @@ def simulated(world: "World", spies: Mapping[tuple[Any, str], Callable[[Any], An
 
 
 def _remembering(decode: Callable[..., Any]) -> Callable[..., Any]:
-    """Decode each payload once: what comes out is immutable, and many read the same heartbeats."""
+    """Decode each payload once: nobody changes what comes out, and many read the same heartbeats and entries."""
     known: dict[tuple[int, bytes, str], Any] = {}
 
     def remembering(self: Any, payload: bytes, fingerprint: str) -> Any:

@@ -108,6 +108,7 @@ class Watch:
         leases.policy = state.policy
         if not self._listening and self.view.passes:
             self._listening = True  # not before: without compaction a first pass goes through every old heartbeat
+            self._take_stock(now)
             self.view.for_each_and_listen(self._tell)
         if self._interruptions != self.view.interruptions:
             self._interruptions = self.view.interruptions
@@ -134,6 +135,14 @@ class Watch:
                 elif age > limit and not server.stale and not server.lost:
                     found.append(Input("stale", subject=server.key))
         return found
+
+    def _take_stock(self, now: float) -> None:
+        """Let nobody return, or join, on what was said before our time: the dead said it, too. Who lives says it again."""
+        here = {server.record.instance_id for server in self._state.servers.values() if not server.lost}
+        for instance in self.view.keys():
+            message = self.view.get_message(instance)
+            if message is not None and instance not in here and not is_probe(instance):
+                self.leases.bury(instance, message.id, now)
 
     def close(self) -> None:
         """Stop watching."""
