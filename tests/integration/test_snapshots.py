@@ -133,12 +133,14 @@ def test_the_last_of_a_batch_is_found(connect: Connect) -> None:
 
 
 class CountingBus(MemoryBus):
-    """Counts the messages that are read."""
+    """Counts the messages that are read from the log."""
 
     messages = 0
 
-    def reader(self, *args: object, **options: object) -> object:  # type: ignore[override]
-        reader = super().reader(*args, **options)  # type: ignore[arg-type]
+    def reader(self, topic: str, *args: object, **options: object) -> object:  # type: ignore[override]
+        reader = super().reader(topic, *args, **options)  # type: ignore[arg-type]
+        if topic != STATE_CHANGES.name:
+            return reader
         read = reader.read
 
         def counted(timeout: float) -> object:
@@ -163,7 +165,6 @@ def stand_by(broker: MemoryBroker, store: Snapshots | None) -> tuple[State, int,
     assert mandate is not None
     messages = bus.messages
     mandate.producer.close()
-    mandate.reader.close()
     return mandate.state, folded, messages
 
 
