@@ -9,14 +9,16 @@ import pytest
 
 from magnetar_common.bus import Bus, MessageId
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
+from magnetar_common.evolve import fold
 from magnetar_common.lifecycle import Lifecycle
-from magnetar_common.log import replay
+from magnetar_common.log import first, replay
 from magnetar_common.metrics import SNAPSHOT_FAILURES, SNAPSHOT_POSITION, SNAPSHOTS_IGNORED
 from magnetar_common.render import state_digest
 from magnetar_common.settings import SnapshotSettings
 from magnetar_common.snapshot import Snapshot, Snapshots
 from magnetar_common.state import State
-from magnetar_events import Entry
+from magnetar_common.topics import STATE_CHANGES
+from magnetar_events import ENTRY, Entry
 from magnetar_events import facts as f
 from magnetar_projector import read_model as read_models
 from magnetar_projector.main import ProjectorSettings, start
@@ -113,13 +115,32 @@ def test_the_next_leader_starts_from_what_the_projector_wrote(
     assert state_digest(replay(bus)) == state_digest(led.state)
 
 
+def test_the_last_of_a_batch_is_found(connect: Connect) -> None:
+    """A look-up that begins inside the log's last batch finds what comes after, whatever the broker says of the end."""
+    bus = connect()
+    producer = bus.producer(STATE_CHANGES.name, exclusive=True, batching=True)
+    ids: list[MessageId] = []
+    for n in range(3):
+        producer.send_async(ENTRY.encode(entry(n)), ids.append, properties=ENTRY.properties)  # type: ignore[arg-type]
+    producer.flush()
+    eventually(lambda: len(ids) == 3)
+    for n, place in enumerate(ids[:-1]):
+        found = first(bus, lambda record: record.message_id > place, place)  # noqa: B023 - is called at once
+        assert found is not None
+        assert (found.entry.id, found.message_id) == (f"e{n + 1}", ids[n + 1])
+    assert first(bus, lambda _: True, ids[-1]) is None
+    producer.close()
+
+
 class CountingBus(MemoryBus):
-    """Counts the messages that are read."""
+    """Counts the messages that are read from the log."""
 
     messages = 0
 
-    def reader(self, *args: object, **options: object) -> object:  # type: ignore[override]
-        reader = super().reader(*args, **options)  # type: ignore[arg-type]
+    def reader(self, topic: str, *args: object, **options: object) -> object:  # type: ignore[override]
+        reader = super().reader(topic, *args, **options)  # type: ignore[arg-type]
+        if topic != STATE_CHANGES.name:
+            return reader
         read = reader.read
 
         def counted(timeout: float) -> object:
@@ -144,7 +165,6 @@ def stand_by(broker: MemoryBroker, store: Snapshots | None) -> tuple[State, int,
     assert mandate is not None
     messages = bus.messages
     mandate.producer.close()
-    mandate.reader.close()
     return mandate.state, folded, messages
 
 
@@ -220,6 +240,23 @@ def test_the_state_at_any_position_is_the_same_with_snapshots(
         assert len(store.positions(world.log[0].id)) == 3
         for position in range(len(world.log)):
             assert Queries(read_model).state_at(position) == world.replayed(position)
+
+
+def test_a_projector_uses_only_what_its_own_entries_confirm(
+    broker: MemoryBroker, store: Snapshots, world: World
+) -> None:
+    """A snapshot of a log that was another from some entry on is passed over, for now and for the past."""
+    rewritten, state = [*world.log[:8], entry(8, f.ModelScaled("default/iris", 7, "user"), name="rewritten")], State()
+    for each in rewritten:
+        fold(state, each)
+    ids = write(MemoryBus(broker), *world.log)
+    store.write(taken(rewritten, ids, state, MemoryBus(broker).cluster_id()))
+    with ReadModel(MEMORY, snapshots=store) as read_model:
+        projector = Projector(MemoryBus(broker), read_model)
+        while projector.step(0):
+            pass
+        assert read_model.refold() == world.state
+        assert read_model.refold(9) == world.replayed(9)
 
 
 def test_a_projector_restarted_goes_on_with_the_same_tables(

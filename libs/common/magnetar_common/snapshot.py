@@ -50,7 +50,7 @@ class Header:
         term: of the leader that appended it.
         at: log time (ms) of it.
         wall: wall time (ms since the epoch) of it.
-        fold_version: of the software that folded it.
+        fold_version: of the log, in force after its last entry.
         sha256: of all the rest, header and image, hex.
     """
 
@@ -99,7 +99,7 @@ class Snapshot:
             state.term,
             state.at,
             state.wall,
-            FOLD_VERSION,
+            state.version,
         )
         image = zlib.compress(image_of(state), 1)
         return cls(replace(header, sha256=_sha256(header, image)), image)
@@ -125,7 +125,7 @@ class Snapshot:
         except (ValueError, LookupError, TypeError) as error:
             raise Unusable(f"it is damaged: its header cannot be read ({type(error).__name__})") from error
         if header.fold_version > FOLD_VERSION:
-            raise Unusable(f"it was folded by version {header.fold_version}, this software has {FOLD_VERSION}")
+            raise Unusable(f"it needs fold version {header.fold_version}, this software has {FOLD_VERSION}")
         if _sha256(header, image) != header.sha256:
             raise Unusable("it is damaged: its sha256 is another")
         return cls(header, image)
