@@ -14,6 +14,8 @@ class BusSettings(BaseSettings):
         token: JWT, or empty.
         trust_certs: path of the CA certificates for ``pulsar+ssl``.
         operation_timeout_s: seconds until opening something is given up.
+        client_log: file for what the Pulsar client itself has to say; empty = standard error (with the embedded broker, a
+            file beside its data).
         data_dir: folder of the embedded broker's data; a lock in it keeps a second leader out where the broker cannot.
     """
 
@@ -25,4 +27,5 @@ class BusSettings(BaseSettings):
     token: str = Field(default="", repr=False)
     trust_certs: str = ""
     operation_timeout_s: int = 10
+    client_log: str = ""
     data_dir: str = ""

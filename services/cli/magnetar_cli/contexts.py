@@ -34,6 +34,7 @@ class BrokerContext(BaseModel):
     token: str = Field(default="", repr=False)
     trust_certs: str = ""
     operation_timeout_s: int = 10
+    client_log: str = ""
     data_dir: str = ""
 
 

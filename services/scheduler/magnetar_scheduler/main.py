@@ -120,7 +120,9 @@ def _serve(settings: SchedulerSettings, bus_settings: BusSettings, life: Lifecyc
     life.on_stop("registrar", registrar.leave)
     registrar.up()
     LEADER.set(0)
-    challenger = Challenger(lambda: buses.connect(bus_settings), stopping, folded)
+    # The client complains of every try while another leads, twice a second; what matters comes to us as an error.
+    quiet = bus_settings.model_copy(update={"client_log": os.devnull})
+    challenger = Challenger(lambda: buses.connect(quiet), stopping, folded)
     health.add("followed", challenger.check)
     mandate = challenger.run()
     if mandate is None:
