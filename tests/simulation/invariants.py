@@ -324,7 +324,10 @@ class Checker:
 
     def _server_returned(self, fact: f.ServerReturned, where: str) -> None:
         self._server_there(fact, where)
-        heard, lost = self._heard.get(_digest(SERVICE_RECORD.encode(fact.record)), 0.0), self._lost_at.get(fact.server, 0.0)
+        heard, lost = (
+            self._heard.get(_digest(SERVICE_RECORD.encode(fact.record)), 0.0),
+            self._lost_at.get(fact.server, 0.0),
+        )
         if heard < lost - UNHEARD_S:
             self.fail(
                 "the dead do not return",

@@ -139,7 +139,7 @@ class Watch:
     def _take_stock(self, now: float) -> None:
         """Let nobody return, or join, on what was said before our time: the dead said it, too. Who lives says it again."""
         here = {server.record.instance_id for server in self._state.servers.values() if not server.lost}
-        for instance in self.view.keys():
+        for instance in self.view:
             message = self.view.get_message(instance)
             if message is not None and instance not in here and not is_probe(instance):
                 self.leases.bury(instance, message.id, now)
