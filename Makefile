@@ -30,8 +30,8 @@ types: .venv/.ready ## pyright, strict
 schemas: .venv/.ready ## write events/schemas from the models
 	@$(BIN)/python -m magnetar_events write
 
-bench: .venv/.ready ## ratios measured in one run
-	@$(BIN)/python -m tests.bench
+bench: .venv/.ready ## ratios measured in one run; ARGS="decisions hops" for some of them
+	@$(BIN)/python -m tests.bench $(ARGS)
 
 pulsar: .venv/.ready ## fetch a real Pulsar's jars (243 MB, once) and prepare its fast start
 	@$(BIN)/python -m magnetar_common.brokers.jvm

@@ -63,21 +63,23 @@ def _default(value: Any, factory: Any) -> Any:
     return PydanticUndefined if value is dataclasses.MISSING else value
 
 
-def _members(annotation: Any) -> tuple[Any, ...] | None:
-    """Return the members of a union, or None."""
+def members_of(annotation: Any) -> tuple[Any, ...] | None:
+    """Return the members of a union, or None for anything else."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else None
 
 
-def _plain(annotation: Any) -> Any:
+def plain(annotation: Any) -> Any:
     """Strip ``Annotated``."""
-    return _plain(get_args(annotation)[0]) if get_origin(annotation) is Annotated else annotation
+    return plain(get_args(annotation)[0]) if get_origin(annotation) is Annotated else annotation
 
 
-def _is_enum(annotation: Any) -> bool:
+def is_enum(annotation: Any) -> bool:
+    """Whether it is an enumeration of strings."""
     return isinstance(annotation, type) and issubclass(annotation, StrEnum)
 
 
-def _is_record(annotation: Any) -> bool:
+def is_record(annotation: Any) -> bool:
+    """Whether it is a record class."""
     return isinstance(annotation, type) and (
         issubclass(cast("type[Any]", annotation), BaseModel) or dataclasses.is_dataclass(cast("Any", annotation))
     )
@@ -92,21 +94,21 @@ def schema_of(cls: type) -> dict[str, Any]:
 
 
 def _schema(annotation: Any, seen: set[str]) -> Schema:
-    annotation = _plain(annotation)
+    annotation = plain(annotation)
     if annotation in _PRIMITIVES:
         return _PRIMITIVES[annotation]
     origin = get_origin(annotation)
-    if origin is Literal or _is_enum(annotation):
+    if origin is Literal or is_enum(annotation):
         return "string"
     if origin in (tuple, list):
         return {"type": "array", "items": _schema(get_args(annotation)[0], seen)}
     if origin is dict:
         return {"type": "map", "values": _schema(get_args(annotation)[1], seen)}
-    members = _members(annotation)
+    members = members_of(annotation)
     if members is not None:
         ordered = sorted(members, key=lambda member: member is not types.NoneType)  # null first: it is the default
         return ["null" if member is types.NoneType else _schema(member, seen) for member in ordered]
-    if not _is_record(annotation):
+    if not is_record(annotation):
         raise TypeError(f"{annotation!r} has no Avro schema")
     name = annotation.__name__
     if name in seen:
@@ -130,7 +132,7 @@ def _wire_default(annotation: Any, value: Any) -> Any:
     if value == {}:
         return {}
     cls = cast("type[Any]", type(value))
-    if _is_record(cls):
+    if is_record(cls):
         return {f.wire: _wire_default(f.annotation, getattr(value, f.name)) for f in fields_of(cls)}
     raise TypeError(f"{value!r} of {annotation!r} has no Avro default")
 
@@ -183,8 +185,8 @@ def _bind(scope: dict[str, Any], value: Any) -> str:
 
 
 def _out(annotation: Any, value: str, scope: dict[str, Any]) -> str:
-    annotation = _plain(annotation)
-    if annotation in _PRIMITIVES or get_origin(annotation) is Literal or _is_enum(annotation):
+    annotation = plain(annotation)
+    if annotation in _PRIMITIVES or get_origin(annotation) is Literal or is_enum(annotation):
         return value
     origin = get_origin(annotation)
     if origin in (tuple, list):
@@ -193,10 +195,10 @@ def _out(annotation: Any, value: str, scope: dict[str, Any]) -> str:
     if origin is dict:
         inner = _out(get_args(annotation)[1], "x", scope)
         return value if inner == "x" else f"{{k: {inner} for k, x in {value}.items()}}"
-    members = _members(annotation)
+    members = members_of(annotation)
     if members is None:
         return f"{_bind(scope, to_wire(annotation))}({value})"
-    records = [member for member in members if _is_record(member)]
+    records = [member for member in members if is_record(member)]
     if not records:
         return value
     if len(records) == 1:
@@ -216,10 +218,10 @@ def _union_out(table: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]]) -
 
 
 def _in(annotation: Any, value: str, scope: dict[str, Any]) -> str:
-    annotation = _plain(annotation)
+    annotation = plain(annotation)
     if annotation in _PRIMITIVES or get_origin(annotation) is Literal:
         return value
-    if _is_enum(annotation):
+    if is_enum(annotation):
         return f"{_bind(scope, annotation)}({value})"
     origin = get_origin(annotation)
     if origin is tuple:
@@ -231,10 +233,10 @@ def _in(annotation: Any, value: str, scope: dict[str, Any]) -> str:
     if origin is dict:
         inner = _in(get_args(annotation)[1], "x", scope)
         return value if inner == "x" else f"{{k: {inner} for k, x in {value}.items()}}"
-    members = _members(annotation)
+    members = members_of(annotation)
     if members is None:
         return f"{_bind(scope, from_wire(annotation))}({value})"
-    records = [member for member in members if _is_record(member)]
+    records = [member for member in members if is_record(member)]
     if not records:
         return value
     if len(records) == 1:
@@ -263,8 +265,8 @@ def _union_in(table: dict[str, Callable[[Wired], Any]]) -> Callable[[Any], Any]:
 def union_field(cls: type) -> tuple[str, dict[str, type]] | None:
     """Return (wire name, kinds by name) of the field of ``cls`` that holds a union of several records, if it has one."""
     for f in fields_of(cls):
-        members = _members(_plain(f.annotation)) or ()
-        records = [member for member in members if _is_record(member)]
+        members = members_of(plain(f.annotation)) or ()
+        records = [member for member in members if is_record(member)]
         if len(records) > 1:
             return f.wire, {record.__name__: record for record in records}
     return None

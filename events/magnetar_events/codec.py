@@ -6,6 +6,7 @@ a schema registry. Requests, reports and records are validated here, at the edge
 """
 
 import io
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -13,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import fastavro
 from pydantic import BaseModel, ValidationError
 
-from magnetar_events import avro, schemas
+from magnetar_events import avro, compiled, schemas
 from magnetar_events.avro import UnknownKind
 
 FINGERPRINT = "avro-fingerprint"
@@ -70,8 +71,9 @@ class Codec(Generic[R]):
         self._largest = largest
         self._cls = cls
         self._contract = contract
-        self._current = schemas.parsed(contract)
-        self._to_wire: Callable[[R], dict[str, Any]] = avro.to_wire(cls)
+        self._write = compiled.writer(cls)
+        self._read = compiled.reader(cls)
+        self._read_raw = compiled.reader(cls, raw=True)
         self._from_wire: Callable[[Any], R] = avro.from_wire(cls)
         self.fingerprint = schemas.fingerprint(contract)
         self.properties = {FINGERPRINT: self.fingerprint}
@@ -87,11 +89,15 @@ class Codec(Generic[R]):
         Raises:
             ValueError: that schema has no such kind of record, or there is no such schema.
         """
-        writer = self._schema(fingerprint)
+        if fingerprint in ("", self.fingerprint):
+            written = bytearray()
+            self._write(record, written)
+            return bytes(written)
+        writer = schemas.by_fingerprint(self._contract, fingerprint)
         if writer is None:
             raise ValueError(f"no schema of {self._contract} with fingerprint {fingerprint!r} is known")
         out = io.BytesIO()
-        _avro.schemaless_writer(out, writer, self._to_wire(record))
+        _avro.schemaless_writer(out, writer, avro.to_wire(self._cls)(record))
         return out.getvalue()
 
     def decode_trusted(self, payload: bytes, fingerprint: str) -> R:
@@ -100,6 +106,8 @@ class Codec(Generic[R]):
         Raises:
             Undecodable: not our bytes, an unknown schema or an unknown kind.
         """
+        if fingerprint in ("", self.fingerprint):
+            return self._compiled(self._read, payload)
         return self.from_raw(self.raw(payload, fingerprint))
 
     def from_raw(self, raw: Mapping[str, Any]) -> R:
@@ -137,17 +145,15 @@ class Codec(Generic[R]):
         except RecursionError as error:
             raise Undecodable("INVALID", "", _MAX_DEPTH_MESSAGE, kind=kind) from error
 
-    def _schema(self, fingerprint: str) -> Any | None:
-        current = fingerprint in ("", self.fingerprint)
-        return self._current if current else schemas.by_fingerprint(self._contract, fingerprint)
-
     def raw(self, payload: bytes, fingerprint: str) -> dict[str, Any]:
         """Return what the bytes hold, as fastavro reads it with the writer's schema: unions as (name, value).
 
         Raises:
             Undecodable: not our bytes, or an unknown schema.
         """
-        writer = self._schema(fingerprint)
+        if fingerprint in ("", self.fingerprint):
+            return self._compiled(self._read_raw, payload)
+        writer = schemas.by_fingerprint(self._contract, fingerprint)
         if writer is None:
             raise Undecodable(
                 "UNKNOWN_SCHEMA", "", f"no schema of {self._contract} with fingerprint {fingerprint[:64]!r} is known"
@@ -158,12 +164,24 @@ class Codec(Generic[R]):
                 source, writer, None, return_record_name=True, return_record_name_override=True
             )
         except Exception as error:
-            raise Undecodable(
-                "UNDECODABLE", "", f"not {self._contract} Avro: {type(error).__name__}: {error}"[:300]
-            ) from error
-        if source.tell() != len(payload):
-            raise Undecodable("UNDECODABLE", "", f"{len(payload) - source.tell()} bytes left over after the record")
+            raise self._undecodable(error) from error
+        self._end(source.tell(), payload)
         return raw
+
+    def _compiled(self, read: compiled.Read, payload: bytes) -> Any:
+        try:
+            found, end = read(payload, 0)
+        except (LookupError, ValueError, struct.error) as error:
+            raise self._undecodable(error) from error
+        self._end(end, payload)
+        return found
+
+    def _end(self, end: int, payload: bytes) -> None:
+        if end != len(payload):
+            raise Undecodable("UNDECODABLE", "", f"{len(payload) - end} bytes left over after the record")
+
+    def _undecodable(self, error: Exception) -> Undecodable:
+        return Undecodable("UNDECODABLE", "", f"not {self._contract} Avro: {type(error).__name__}: {error}"[:300])
 
 
 def _validated(cls: type, raw: Any, prefix: str, envelope: Mapping[str, Any], kind: str) -> Any:

@@ -44,7 +44,7 @@ def placements(world: World) -> list[float]:
     return cpu_times([place(n) for n in range(ROUNDS)])
 
 
-def measure() -> list[Row]:
+def measure(*, quick: bool = False) -> list[Row]:
     """Compare 10,000 models with 1,000, and both with Seldon's figures."""
     few, many = placements(fleet(1_000)), placements(fleet(10_000))
     average, worst = mean(many) * 1000, percentile(many, 0.99) * 1000

@@ -2,10 +2,12 @@
 
 ``python -m tests.bench.fleet AGENTS URL ADMIN_URL TENANT`` registers them, sends their heartbeats and obeys their commands at
 once, as agents do: ModelLoading, then ModelLoaded. It writes lines for whoever measures: ``up`` once all are
-registered, then ``term TERM SECONDS`` (monotonic) for the first load commanded in each term.
+registered, then ``term TERM SECONDS`` (monotonic) for the first load commanded in each term. On SIGUSR1 all register
+again at once.
 """
 
 import argparse
+import signal
 import time
 
 import pulsar
@@ -26,13 +28,22 @@ LABELS = {f"label-{n:02d}": "x" * 40 for n in range(32)}
 """They make a record as large as a record may be: about 2 KB."""
 
 
+def record_of(number: int) -> ServiceRecord:
+    """Return the record of one of them."""
+    return record(f"s{number:04d}", memory=10**6 * MIB).model_copy(update={"labels": LABELS})
+
+
+def held_by(number: int, agents: int, models: int) -> list[tuple[str, int]]:
+    """Return what one of so many agents holds after so many models were placed, one by one: each went to the next."""
+    return [(f"default/m{n}", 1) for n in range(number, models, agents)]
+
+
 class Agent:
     """What one of them knows."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.record: ServiceRecord = record(name, memory=10**6 * MIB).model_copy(update={"labels": LABELS})
-        self.loaded: dict[tuple[str, int], str] = {}
+    def __init__(self, number: int, held: list[tuple[str, int]]) -> None:
+        self.record = record_of(number)
+        self.loaded = dict.fromkeys(held, "a" * 64)
         self.digest = ""
         self.number = 0
         self.next_beat = 0.0
@@ -41,17 +52,18 @@ class Agent:
 class Fleet:
     """The agents, one consumer of all their commands, and a producer for each of their topics."""
 
-    def __init__(self, bus: Bus, native: pulsar.Client, tenant: str, count: int, *, idle: bool) -> None:
+    def __init__(self, bus: Bus, native: pulsar.Client, tenant: str, count: int, models: int, *, idle: bool) -> None:
         self._idle = idle
-        self._agents = [Agent(f"s{n:04d}") for n in range(count)]
-        self._by_name = {agent.name: agent for agent in self._agents}
-        topics = [under(tenant, commands_topic(agent.name, 0)) for agent in self._agents]
+        self._agents = [Agent(n, held_by(n, count, models)) for n in range(count)]
+        self._by_name = {info.server: agent for agent in self._agents if (info := agent.record.server)}
+        topics = [under(tenant, commands_topic(name, 0)) for name in self._by_name]
         self._commands = native.subscribe(
             topics, f"fleet-{time.time_ns()}", initial_position=pulsar.InitialPosition.Latest
         )
         self._reports = bus.producer(AGENT_EVENTS.name, schema=schema_json(AGENT_EVENTS.schema), batching=True)
         self._registry = bus.producer(SERVICE_REGISTRY.name, schema=schema_json(SERVICE_REGISTRY.schema), batching=True)
         self._term = 0
+        self._reconnecting = False
         now = time.monotonic()
         for n, agent in enumerate(self._agents):
             self._beat(agent)
@@ -60,7 +72,12 @@ class Fleet:
     def run(self) -> None:
         """Obey and beat for ever. The agents beat in turn, so that the one to be asked next is known."""
         turn = 0
+        signal.signal(signal.SIGUSR1, self._reconnect)
         while True:
+            if self._reconnecting:
+                self._reconnecting = False
+                for agent in self._agents:
+                    self._beat(agent)
             while (now := time.monotonic()) >= self._agents[turn].next_beat:
                 self._beat(self._agents[turn])
                 self._agents[turn].next_beat = max(now, self._agents[turn].next_beat) + HEARTBEAT_S
@@ -71,6 +88,10 @@ class Fleet:
                 continue
             command = COMMAND.decode_trusted(message.data(), message.properties().get(FINGERPRINT, ""))
             self._obey(self._by_name[command.server], command)
+
+    def _reconnect(self, *_: object) -> None:
+        """All at once say again who they are, as after an outage whose end nobody spreads."""
+        self._reconnecting = True
 
     def _beat(self, agent: Agent) -> None:
         info = agent.record.server
@@ -128,10 +149,11 @@ def main() -> None:
     parser.add_argument("admin_url")
     parser.add_argument("tenant")
     parser.add_argument("--idle", action="store_true", help="obey nothing, and only say what is held")
+    parser.add_argument("--models", type=int, default=0, help="hold so many from the start")
     asked = parser.parse_args()
     bus = connect(BusSettings(url=asked.url, admin_url=asked.admin_url, tenant=asked.tenant))
     native = pulsar.Client(asked.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, "/dev/stderr"))
-    fleet = Fleet(bus, native, asked.tenant, asked.agents, idle=asked.idle)
+    fleet = Fleet(bus, native, asked.tenant, asked.agents, asked.models, idle=asked.idle)
     print("up", flush=True)
     fleet.run()
 

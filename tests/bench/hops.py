@@ -24,7 +24,7 @@ ROUNDS = 200
 WARM = 50
 
 
-def measure() -> list[Row]:
+def measure(*, quick: bool = False) -> list[Row]:
     """Measure on each broker that this machine can run."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder:

@@ -20,7 +20,7 @@ SERVERS = 100
 TURNS = 3
 
 
-def measure() -> list[Row]:
+def measure(*, quick: bool = False) -> list[Row]:
     """Write a log of a fleet's life on the embedded broker, and read it both ways, in turns; the best of each counts."""
     world = World()
     for n in range(SERVERS):

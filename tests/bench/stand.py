@@ -2,6 +2,7 @@
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -27,14 +28,14 @@ PATIENCE_S = 120.0
 
 
 class Child:
-    """A process of the stand. What it writes to standard output is in ``lines``."""
+    """A process of the stand, and the lines that it writes."""
 
     def __init__(self, environment: dict[str, str], *arguments: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
-            stderr=None if os.environ.get("MAGNETAR_DEBUG") else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
             text=True,
         )
         self.facts = psutil.Process(self._process.pid)
@@ -46,13 +47,19 @@ class Child:
         for line in self._process.stdout:
             self.lines.put(line)
 
-    def hear(self, beginning: str) -> list[str]:
-        """Return the words of the next line that begins so."""
+    def hear(self, part: str) -> list[str]:
+        """Return the words of the next line with this in it."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             line = self.lines.get(timeout=max(0.1, deadline - time.monotonic()))
-            if line.startswith(beginning):
+            if os.environ.get("MAGNETAR_DEBUG"):
+                print(line, end="", file=sys.stderr)
+            if part in line:
                 return line.split()
+
+    def reconnect(self) -> None:
+        """Make a fleet register again, all at once."""
+        self._process.send_signal(signal.SIGUSR1)
 
     @property
     def cpu_s(self) -> float:
@@ -93,10 +100,10 @@ class Stand:
         }
         return self._child(environment, "-c", "import sys; from magnetar_scheduler.main import run; sys.exit(run())")
 
-    def fleet(self, agents: int, *, obey: bool = True) -> Child:
+    def fleet(self, agents: int, *, models: int = 0, obey: bool = True) -> Child:
         """Start so many simulated agents in one process, and wait until they are registered."""
         at = self.settings
-        options = () if obey else ("--idle",)
+        options = ("--models", str(models), *(() if obey else ("--idle",)))
         fleet = self._child({}, "-m", "tests.bench.fleet", str(agents), at.url, at.admin_url, at.tenant, *options)
         fleet.hear("up")
         return fleet

@@ -73,7 +73,7 @@ def record(
 class World:
     """One leader's state and log, and servers that obey when asked to."""
 
-    def __init__(self, fold_version: int = 0) -> None:
+    def __init__(self, fold_version: int = 0, broker: str = "broker") -> None:
         self.state = State(fold_version=fold_version)  # 0: as a new log begins
         self.log: list[Entry] = []
         self.payloads: list[bytes] = []
@@ -81,7 +81,7 @@ class World:
         self.at = 0
         self._ids = count(1)
         self._numbers = count(1)
-        self.feed(i.Elected(f.LeaderElected(1, "test", "local", "broker", "0")), Input("leader"))
+        self.feed(i.Elected(f.LeaderElected(1, "test", "local", broker, "0")), Input("leader"))
 
     # --- the leader's loop, in five lines -----------------------------------------------------------------------------
 
