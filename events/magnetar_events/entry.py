@@ -28,7 +28,8 @@ class Input:
     """What an entry answers, with its bytes, so that the log alone can be run through another ``decide``.
 
     Attributes:
-        kind: ``request``, ``report``, ``registry``, ``reading``, ``lease``, ``stale``, ``timer``, ``continue``, ``leader``.
+        kind: ``request``, ``report``, ``registry``, ``reading``, ``lease``, ``stale``, ``timer``, ``continue``, ``leader``,
+            ``rebase``.
         topic: where it came from; empty = from within.
         message_id: its place there.
         key: its key.

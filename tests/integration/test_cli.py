@@ -354,3 +354,19 @@ def test_the_log_is_archived_verified_and_replayed_without_a_broker(cli: Cli, bu
     Path(files[1]["path"]).write_bytes(b"Obj")
     cli("log", "verify", folder, expect=ExitCode.FAILED)
     assert files[1]["path"] in cli.err
+
+
+def test_a_log_that_moved_is_rebased_once(cli: Cli, settings: BusSettings, bus: Bus) -> None:
+    """A log from another cluster cannot be led; rebased it can, and there is nothing more to rebase."""
+    elected = LeaderElected(1, "old", "local", "elsewhere", "0")
+    write(bus, Entry("e0", 0, 1, 0, 0, FOLD_VERSION, Input("leader"), facts=(elected,)))
+    assert cli.json("log", "rebase") == {
+        "position": 1,
+        "broker": bus.cluster_id(),
+        "previous": "elsewhere",
+        "handled": {},
+    }
+    cli("log", "rebase", expect=ExitCode.FAILED)
+    assert "nothing to rebase" in cli.err
+    with leading(lambda: connect(settings)) as led:
+        assert led.state.broker == bus.cluster_id()

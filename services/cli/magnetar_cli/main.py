@@ -50,7 +50,7 @@ app.command()(apply)
 app.add_typer(model.app, name="model")
 app.add_typer(server.app, name="server")
 app.add_typer(service.app, name="service")
-for _command in (archive.archive, archive.verify, repair.void):
+for _command in (archive.archive, archive.verify, repair.void, repair.rebase):
     log.app.command()(_command)
 app.add_typer(log.app, name="log")
 app.command()(replay)

@@ -182,5 +182,6 @@ def check_broker(state: State, broker: str) -> None:
     if state.broker not in ("", broker):
         raise LogError(
             f"the log was written on broker cluster {state.broker}, this is {broker}: the places of its inputs mean "
-            "nothing here, and to lead would be to lose or repeat inputs. Connect to the cluster that wrote it"
+            "nothing here, and to lead would be to lose or repeat inputs. Connect to the cluster that wrote it; or, if it "
+            "moved here for good: magnetar log rebase"
         )

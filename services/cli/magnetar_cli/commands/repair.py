@@ -1,4 +1,4 @@
-"""``magnetar log void``."""
+"""``magnetar log void`` and ``magnetar log rebase``."""
 
 import os
 from typing import Annotated
@@ -6,15 +6,17 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from magnetar_cli.connection import administered, connected
+from magnetar_cli.connection import administered, connected, knock
+from magnetar_cli.contexts import bus_settings
 from magnetar_cli.exit_codes import Misused
 from magnetar_cli.output import Format, Output, note, write
 from magnetar_common import topic_policies
-from magnetar_common.bus import MessageId
+from magnetar_common.bus import MessageId, connect
 from magnetar_common.errors import BusRefused
 from magnetar_common.render import plain
 from magnetar_common.repair import void as sign_off
 from magnetar_common.topics import VOIDED, topics_of, under
+from magnetar_scheduler.rebase import rebase as rebased_log
 
 
 def void(
@@ -45,6 +47,25 @@ def void(
         note(f"message {place} was signed off already")
     else:
         note(f"message {place} is void: {voided.size} bytes, sha256 {voided.sha256}, signed off by {voided.actor}")
+
+
+def rebase(
+    *,
+    finalize: Annotated[
+        bool, typer.Option("--finalize", help="Finalize the upgrade with it, if that is needed.")
+    ] = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """After the log moved to another broker cluster: bind it to the one that it is on now. Stop all schedulers first."""
+    settings = bus_settings()
+    knock(settings.url)
+    rebased = rebased_log(lambda: connect(settings), finalize=finalize)
+    if output is not Format.TABLE:
+        write(plain(rebased), output)
+        return
+    note(f"position {rebased.position}: the log is on broker cluster {rebased.broker}; it was on {rebased.previous}")
+    after = ", ".join(f"{topic} after {place}" for topic, place in rebased.handled.items())
+    note(f"inputs go on: {after or 'from the start of each'}")
 
 
 def _keep_the_list() -> None:
