@@ -104,6 +104,7 @@ def test_flags_for_snapshots_reach_the_service(name: str, monkeypatch: pytest.Mo
         seen.append(SnapshotSettings())
         return 0
 
+    monkeypatch.delenv("MAGNETAR_CONTEXT", raising=False)  # another test may have chosen one
     monkeypatch.setattr(f"magnetar_{name}.main.run", run)
     with mock.patch.dict(os.environ, {"MAGNETAR_SNAPSHOTS_KEEP": "5", "MAGNETAR_SNAPSHOTS_URL": "file:///b"}):
         command_of(name, SERVICES[name])(["--snapshots-url", "file:///a"], standalone_mode=False)
