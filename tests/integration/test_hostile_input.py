@@ -30,6 +30,7 @@ from magnetar_projector.projector import Projector
 from magnetar_projector.read_model import MEMORY, ReadModel
 from magnetar_registry.service import RegistryService
 from magnetar_scheduler import leader as leader_module
+from magnetar_scheduler import pending
 from magnetar_scheduler.inputs import RegistryChanged
 from tests.support.agents import SimulatedAgent
 from tests.support.brokers import prepared
@@ -289,6 +290,20 @@ def test_a_record_that_decide_fails_on_ends_nobody(stand: Stand, monkeypatch: py
     stand.deploy()
     codes = [fact.code for _, facts in stand.log() for fact in facts if isinstance(fact, f.RequestRejected)]
     assert codes == ["DEFECT"]
+
+
+def test_kinds_of_models_that_fit_nowhere_keep_no_other_from_its_place(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One entry tries few of them; the leader goes on to the next, to the last, and inputs are handled in between."""
+    monkeypatch.setattr(pending, "COMPARISONS", 1)
+    for n in range(6):
+        wish = ModelEvent(event=DeployModel(model=spec(f"m{n}", memory=1, server=f"nowhere-{n}")))
+        stand.put(REQUESTS, MODEL_EVENT.encode(wish))
+    eventually(lambda: len(stand.led.state.waiting) == 6)
+    agent = SimulatedAgent(stand.bus, "nowhere-5")
+    eventually(lambda: servers_routed(stand.bus, "default/m5"), within=60)
+    agent.die()
 
 
 @pytest.fixture(params=["embedded", pytest.param("pulsar", marks=pytest.mark.pulsar)])

@@ -215,9 +215,9 @@ def test_an_agent_cannot_fill_the_state_with_models_that_nobody_wants() -> None:
     world = World()
     world.request(_policy(max_models=50))
     rec = world.join("a")
-    for batch in range(5):
-        world.inventory(rec, tuple((f"x/m{batch}-{n}", 1) for n in range(40)))
-    assert len(world.state.models) <= 50
+    for held in (40, 80, 200):
+        world.inventory(rec, tuple((f"x/m{n}", 1) for n in range(held)))
+    assert len(world.state.models) == 50
     assert world.state.servers["local/a/0"].inventory
     world.answer()
     assert not world.state.models
@@ -281,7 +281,7 @@ def fold_all(state: State, facts: list[f.Fact]) -> None:
 
 def test_many_kinds_of_models_that_fit_nowhere_are_not_all_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each would be compared with every server: an entry's worth of tries is bounded, and all are tried in the end."""
-    monkeypatch.setattr(pending, "TRIES", 5)
+    monkeypatch.setattr(pending, "COMPARISONS", 10)
     world = World()
     world.join("a", memory=10 * MIB)
     for n in range(23):
@@ -292,9 +292,10 @@ def test_many_kinds_of_models_that_fit_nowhere_are_not_all_tried_at_once(monkeyp
     while True:
         facts = world.feed(i.Continue(skip), Input("continue", subject=str(skip)))
         tried += 1
-        if facts or not pending.more_to_try(world.state, skip):
+        if facts:
             break
-        skip += pending.TRIES
+        skip += pending.tries(world.state)
+        assert pending.more_to_try(world.state, skip)
     assert (skip, tried) == (20, 5)
     assert world.states("default/m22")
     again = understand(world.log[-1].input)
@@ -307,7 +308,7 @@ def test_like_models_are_tried_once_however_many_wait() -> None:
     world.join("a", memory=MIB)
     for n in range(300):
         world.deploy(spec(f"m{n}", server="nowhere"))
-    assert not pending.more_to_try(world.state, 0)
+    assert not pending.more_to_try(world.state, 1)
 
 
 # --- what ended a process, once ----------------------------------------------------------------------------------------

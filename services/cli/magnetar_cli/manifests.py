@@ -130,6 +130,8 @@ def _of_file(path: Path) -> Iterator[Manifest]:
         documents = list(yaml.load_all(path.read_text(), _Unambiguous))
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise BadManifest(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise BadManifest(f"{path} cannot be read: it is nested too deeply") from error
     for number, document in enumerate(documents, 1):
         if document is not None:  # what lies between two --- with nothing in it
             yield parse(document, f"{path}, document {number}")

@@ -41,7 +41,7 @@ from magnetar_scheduler.inputs import Alive, Decidable, Elected, Rejected, Reque
 from magnetar_scheduler.journal import EntryTooLarge, NotFinalized, from_message, make_entry, properties_of, short
 from magnetar_scheduler.leadership import Mandate, check_broker
 from magnetar_scheduler.outbox import Outbox
-from magnetar_scheduler.pending import TRIES, more_to_try
+from magnetar_scheduler.pending import more_to_try, tries
 from magnetar_scheduler.pumps import Pump
 from magnetar_scheduler.routes import Routes
 from magnetar_scheduler.watch import Watch
@@ -292,9 +292,8 @@ class Leader:
         source = Input("continue", subject=str(self._skip) if self._skip else "")
         if self._decide(source, understand(source)):
             return
-        if more_to_try(self.state, self._skip):
-            self._skip += TRIES
-        else:
+        self._skip += tries(self.state)
+        if not more_to_try(self.state, self._skip):
             self._tried_room, self._skip = room, 0
             self._stuck_at = self.state.position
 

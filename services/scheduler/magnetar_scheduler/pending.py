@@ -10,8 +10,11 @@ from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
 from magnetar_scheduler.servers import INVENTORY_LEASES
 
-TRIES = 200
-"""Models waiting for room, or kinds of them, that one entry tries to place."""
+COMPARISONS = 50_000
+"""A model of any kind that fits nowhere is compared with every server; one entry makes so many comparisons, at most.
+
+Half a second of them, measured: whoever sends an input waits no longer, and nobody takes the leader for dead.
+"""
 
 
 def on_timer(draft: Draft, source: TimerDue) -> None:
@@ -83,17 +86,23 @@ def on_continue(draft: Draft, source: Continue) -> None:
     _retry_waiting(draft, piece, source.skip)
 
 
-def more_to_try(state: State, skip: int) -> bool:
-    """Whether, once nothing came of those after the first ``skip``, there are still others among what waits for room."""
-    return len(state.waiting) > skip + TRIES and len({_tried_as(state.models[k]) for k in state.waiting}) > skip + TRIES
+def tries(state: State) -> int:
+    """Return how many models waiting for room, or kinds of them, one entry tries to place."""
+    return max(1, COMPARISONS // max(1, len(state.servers)))
+
+
+def more_to_try(state: State, tried: int) -> bool:
+    """Whether more than so many models, or kinds of them, wait for room."""
+    return len(state.waiting) > tried and len({_tried_as(state.models[key]) for key in state.waiting}) > tried
 
 
 def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
     """Place what waits, most important and longest waiting first; what is like a model that did not fit is not tried.
 
-    No more than ``TRIES`` are tried: each may have to be compared with every server, and inputs wait meanwhile.
+    What was tried already is skipped, and what is more than one entry tries is left for the next.
     """
     state = draft.state
+    end = skip + tries(state)
     order = sorted(
         state.waiting, key=lambda key: (-state.models[key].target.spec.priority, state.models[key].target.position, key)
     )
@@ -104,7 +113,7 @@ def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
         model = state.models[key]
         like, unit = _like(model.target.spec), _tried_as(model)
         number = numbers.setdefault(unit, len(numbers))
-        if draft.full or number >= skip + TRIES:
+        if draft.full or number >= end:
             return
         if number < skip or like in hopeless:
             continue

@@ -125,3 +125,11 @@ def test_fields_are_written_as_on_the_wire(tmp_path: Path) -> None:
     """A Python attribute's name is no manifest field."""
     text = "apiVersion: magnetar/v1\nkind: Model\nmetadata: {name: iris}\nspec: {storage_uri: file:///x}\n"
     assert "spec.storage_uri: unknown field (did you mean storageUri?)" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "{a: " * 5_000], ids=["lists", "mappings"])
+def test_deep_nesting_is_a_bad_manifest(tmp_path: Path, text: str) -> None:
+    """Nobody sees where the parser gave up."""
+    (tmp_path / "deep.yaml").write_text(text)
+    with pytest.raises(BadManifest, match="cannot be read"):
+        read(tmp_path / "deep.yaml")
