@@ -5,6 +5,7 @@ import shutil
 import tempfile
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +17,7 @@ import magnetar_scheduler.main
 from magnetar_agent.servers import Beside
 from magnetar_agent.settings import AgentSettings
 from magnetar_common.errors import BusError
-from magnetar_common.settings import BusSettings
+from magnetar_common.settings import BusSettings, SnapshotSettings
 from magnetar_common.topics import MODEL_EVENTS
 from magnetar_events import MODEL_EVENT, ModelEvent
 from magnetar_projector.main import ProjectorSettings
@@ -30,6 +31,9 @@ from tests.simulation.servers import MIB, Host, HostDevices, SimAdapter, SimServ
 _FOLDER = Path(tempfile.mkdtemp(prefix="magnetar-simulation-"))
 """The agents' homes; nothing is ever written there."""
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
+
+_STORES = count()
+"""Names of stores for snapshots: the same seed may run twice in one process."""
 
 
 class Service:
@@ -148,6 +152,9 @@ class Cluster:
         self.services: dict[str, Service] = {}
         self.supervised: dict[str, bool] = {}
         self._bus_settings = BusSettings()
+        # In every other seed schedulers start from snapshots, once there are some.
+        store = f"memory://snapshots/{next(_STORES)}" if Random(f"{seed}/snapshots").random() < 0.5 else ""
+        self._snapshots = SnapshotSettings(url=store, every_entries=20, pause_s=2)
         self._settings: dict[str, AgentSettings] = {}
         # Two servers share a host, so that devices are booked by more than one.
         for number in range(servers):
@@ -197,7 +204,7 @@ class Cluster:
 
     def _scheduler(self, service: Service) -> int:
         settings = SchedulerSettings(identity=service.process.name)
-        return magnetar_scheduler.main.run(settings, self._bus_settings)
+        return magnetar_scheduler.main.run(settings, self._bus_settings, self._snapshots)
 
     def _agent(self, service: Service) -> int:
         name = service.name.removeprefix("agent-")
@@ -224,7 +231,7 @@ class Cluster:
         return magnetar_registry.main.run(settings)
 
     def _projector(self, service: Service) -> int:
-        return magnetar_projector.main.run(ProjectorSettings(data=":memory:"))
+        return magnetar_projector.main.run(ProjectorSettings(data=":memory:"), self._snapshots)
 
     # --- what they find around them -------------------------------------------------------------------------------------
 

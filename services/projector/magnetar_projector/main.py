@@ -43,14 +43,14 @@ class ProjectorSettings(BaseSettings):
     log_level: str = "INFO"
 
 
-def run(settings: ProjectorSettings) -> int:
+def run(settings: ProjectorSettings, snapshot_settings: SnapshotSettings | None = None) -> int:
     """Run a projector on the broker that the environment names, until SIGTERM or SIGINT; return the exit code."""
     configure_logging("projector", json=settings.log_json, level=settings.log_level)
     with Lifecycle() as life:
         check_at_start(BusSettings(), (STATE_CHANGES, VOIDED))
         bus = connect()
         life.on_stop("bus", bus.close)
-        start(settings, bus, life, SnapshotSettings())
+        start(settings, bus, life, snapshot_settings or SnapshotSettings())
         life.wait()
     return life.exit_code
 

@@ -101,7 +101,7 @@ class SnapshotWriter:
             _log.error("a snapshot could not be written", error=f"{type(error).__name__}: {error}")
             return
         SNAPSHOT_POSITION.set(snapshot.header.position)
-        SNAPSHOT_TIME.set_to_current_time()
+        SNAPSHOT_TIME.set(time.time())
         _log.info("snapshot written", position=snapshot.header.position, bytes=len(snapshot.image))
 
     @property
