@@ -10,11 +10,11 @@ from tests.simulation.runtime import Process
 from tests.simulation.simulation import Simulation, simulation
 from tests.support.world import spec
 
-STEPS = 320
+STEPS = 130
 """Switches of the leader's threads from the first request until it is idle again."""
 
-EVERY = 4
-"""Every so many of them; each of four tests begins at another, so that all are had."""
+EVERY = 2
+"""Every so many of them; each of two tests begins at another, so that all are had."""
 
 WISHES: tuple[RequestKind, ...] = (
     DeployModel(model=spec("iris", replicas=2)),
