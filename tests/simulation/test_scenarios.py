@@ -136,7 +136,9 @@ def test_19_an_agent_whose_server_is_gone_says_so_and_recovers() -> None:
         (home,) = homes(running, "iris")
         server = running.cluster.servers[home]
         server.die()
-        running.until(lambda: running.checker.state.servers[f"local/{home}/0"].record.status == "STARTING", 20.0, "it says so")
+        running.until(
+            lambda: running.checker.state.servers[f"local/{home}/0"].record.status == "STARTING", 20.0, "it says so"
+        )
         running.until(lambda: state_of(running, "iris") is ModelState.AVAILABLE, 60.0, "it is loaded elsewhere")
         server.boot()
         running.settle()
@@ -200,7 +202,9 @@ def test_l18_a_mass_loss_is_limited_and_every_suspicion_ends() -> None:
             agent.process.kill()
         times: list[float] = []
         for number in range(1, 4):
-            running.until(lambda n=number: sum(s.lost for s in running.checker.state.servers.values()) == n, 150.0, "one more")
+            running.until(
+                lambda n=number: sum(s.lost for s in running.checker.state.servers.values()) == n, 150.0, "one more"
+            )
             times.append(running.hub.now)
         assert [later - earlier >= 59.0 for earlier, later in zip(times, times[1:], strict=False)] == [True, True]
         running.settle()
