@@ -1,6 +1,6 @@
 # Everything runs from .venv, which is made when it is missing or out of date; no environment has to be active.
 .POSIX:
-.PHONY: help setup demo test lint types schemas bench pulsar
+.PHONY: help setup demo test simulate lint types schemas bench pulsar
 
 BIN = .venv/bin
 
@@ -18,6 +18,9 @@ demo: .venv/.ready ## a model from DeployModel to inference, two failures surviv
 # A file is one worker's. Taken as collected (e2e, integration, unit) the long ones start first, and both workers end together.
 test: .venv/.ready ## all tests; ARGS="-k name -x" goes to pytest; MAGNETAR_REQUIRE=pulsar,mlserver,triton forbids absences
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+simulate: .venv/.ready ## the adversary against the production loops on a virtual clock; SEEDS=n FROM=seed
+	@$(BIN)/python -m tests.simulation --seeds $${SEEDS:-200} --from $${FROM:-0}
 
 lint: .venv/.ready ## ruff, its formatter, and the direction of imports
 	@$(BIN)/ruff check

@@ -360,7 +360,7 @@ _FAULTS: dict[str, tuple[float, Callable[[Adversary], None]]] = {
     "cut off anything": (1.5, Adversary._cut_any),
     "late goodbye": (1.5, Adversary._late_goodbye),
     "restart an agent": (1.0, Adversary._restart_agent),
-    "retire an agent": (0.8, Adversary._retire_agent),
+    "retire an agent": (1.6, Adversary._retire_agent),
     "broker out of reach": (1.0, Adversary._outage),
     "crash the broker": (0.8, Adversary._crash_broker),
     "unload a topic": (1.0, Adversary._unload),

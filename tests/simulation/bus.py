@@ -268,7 +268,7 @@ class SimBus:
                 callback, answer = self._callbacks.popleft()
                 try:
                     callback(answer)
-                except Exception as error:  # noqa: BLE001 - the real client swallows it
+                except Exception as error:
                     self.hub.note(self.process.name, "send callback failed", error=repr(error))
             self._idle = True
             self.hub.park()

@@ -225,7 +225,7 @@ class Thread:
                 target(*arguments, **keywords)
         except GreenletExit:
             raise
-        except BaseException as error:  # noqa: BLE001 - nobody caught it: the interpreter would only print it
+        except BaseException as error:
             assert self._process is not None
             hub.note(self._process.name, "thread died", thread=self.name, error=repr(error))
             hub.failure = hub.failure or error

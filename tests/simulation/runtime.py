@@ -89,7 +89,7 @@ class Process:
         def guarded() -> None:
             try:
                 main()
-            except Exception as error:  # noqa: BLE001 - as the interpreter would: the process ends, and says why
+            except Exception as error:
                 self.error = error
             if self.alive:
                 hub.note(self.name, "ends", error=repr(self.error) if self.error else "")

@@ -70,7 +70,7 @@ class _Held:
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
         self.state = IndexState.LOADING
-        self.takes = {device: spec.memory_bytes for device in spec.devices}
+        self.takes = dict.fromkeys(spec.devices, spec.memory_bytes)
         self.error: LoadFailed | None = None
 
 

@@ -131,7 +131,7 @@ def run_seed(seed: int, mutation: AbstractContextManager[object] | None = None) 
             running.run_for(CHAOS_S)
             adversary.heal()
             running.settle()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the seed found it
+        except Exception as error:
             result.failure = error
         result.seconds = hub.now - began
         result.steps, result.digest, result.faults = hub.steps, hub.digest, adversary.faults
