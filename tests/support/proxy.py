@@ -60,6 +60,18 @@ class Proxy:
         self._refusing = True
         self.drop()
 
+    def kill(self) -> None:
+        """End every connection as the kernel does for a killed client: what was sent still arrives, and then the end.
+
+        The client gets a reset, and each new connection of its own, too, until :meth:`heal`.
+        """
+        self._refusing = True
+        with self._changed:
+            clients = [each for each in self._sockets if each.getsockname() == self._listener.getsockname()]
+        for each in clients:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RD)
+
     def drop(self) -> None:
         """Reset every connection that there is."""
         with self._changed:
@@ -113,11 +125,17 @@ class Proxy:
                     self._changed.wait_for(lambda: direction not in self._held or source not in self._sockets)
                 if self._delay:
                     self._closed.wait(self._delay)
-                target.sendall(data)
+                with contextlib.suppress(OSError):  # it is gone: drain what the other has to say, until it knows
+                    target.sendall(data)
+        with contextlib.suppress(OSError):
+            if direction == "up":  # the client has ended: the broker gets all that it sent, and then the end
+                target.shutdown(socket.SHUT_WR)
+                _abort(source)
+                return
         with self._changed:
             self._sockets -= {source, target}
-        for each in (source, target):
-            _abort(each)
+        _abort(source)
+        _abort(target)
 
 
 def _abort(each: socket.socket) -> None:
