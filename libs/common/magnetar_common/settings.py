@@ -24,6 +24,8 @@ class BusSettings(BaseSettings):
             ``token``.
         trust_certs: path of the CA certificates for ``pulsar+ssl`` and ``https``; empty = the machine's.
         operation_timeout_s: seconds until opening something is given up.
+        client_log: file for what the Pulsar client itself has to say; empty = standard error (with the embedded broker, a
+            file beside its data).
         data_dir: folder of the embedded broker's data; a lock in it keeps a second leader out where the broker cannot.
     """
 
@@ -36,6 +38,7 @@ class BusSettings(BaseSettings):
     token_file: str = ""
     trust_certs: str = ""
     operation_timeout_s: int = 10
+    client_log: str = ""
     data_dir: str = ""
 
     def current_token(self) -> str:

@@ -47,6 +47,7 @@ class BrokerContext(BaseModel):
     token_file: str = ""
     trust_certs: str = ""
     operation_timeout_s: int = 10
+    client_log: str = ""
     data_dir: str = ""
     signing_key_file: str = ""
     signing_name: str = ""

@@ -130,7 +130,9 @@ def _serve(
     life.on_stop("registrar", registrar.leave)
     registrar.up()
     LEADER.set(0)
-    challenger = Challenger(lambda: buses.connect(bus_settings), stopping, folded, snapshots)
+    # The client complains of every try while another leads, twice a second; what matters comes to us as an error.
+    quiet = bus_settings.model_copy(update={"client_log": os.devnull})
+    challenger = Challenger(lambda: buses.connect(quiet), stopping, folded, snapshots)
     health.add("start", lambda: (True, challenger.start))
     health.add("followed", challenger.check)
     mandate = challenger.run()

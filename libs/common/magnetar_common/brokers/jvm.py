@@ -129,10 +129,7 @@ def start(
         BrokerError: Another broker runs on the folder, or this one does not start.
     """
     java, lib = prepare(cache)
-    archive = _class_archive(java, lib)
-    # An archive that does not fit is passed over by the JVM (-Xshare:auto is its default).
-    sharing = f"-XX:SharedArchiveFile={archive}" if archive.exists() else "-Xshare:auto"
-    return _launch(java, lib, data, sharing, port, admin_port, settings=settings or {}, token=token)
+    return _launch(java, lib, data, "", port, admin_port, settings=settings or {}, token=token)
 
 
 def _launch(
@@ -148,31 +145,20 @@ def _launch(
 ) -> BrokerProcess:
     free = free_ports(3)
     port, admin_port, bookie_port = port or free[0], admin_port or free[1], free[2]
-    data = data.resolve()
-    data.mkdir(parents=True, exist_ok=True)
-    package = files("magnetar_common.brokers")
-    configuration = package.joinpath("standalone.conf").read_text()
-    configuration = configuration.replace("@PORT@", str(port)).replace("@ADMIN_PORT@", str(admin_port))
-    configuration += "".join(f"{name}={value}\n" for name, value in settings.items())  # the last one counts
-    (data / "standalone.conf").write_text(configuration)
-    (data / "log4j2.xml").write_text(package.joinpath("log4j2.xml").read_text())
-    arguments = [
-        *("-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-Xss512k"),
-        *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", sharing),
-        "-Dio.netty.tryReflectionSetAccessible=true",
-        "-Dlog4j.configurationFile=log4j2.xml",
-        *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS),
-        # The class archive holds only for the class path in the same order; a wildcard has the directory's.
-        *("-cp", ":".join(sorted(map(str, lib.iterdir())))),
+    data = configured(data, port, admin_port, settings)
+    program = command(
+        java,
+        lib,
+        data,
         *("org.apache.pulsar.PulsarStandaloneStarter", "--config", "standalone.conf", "-nfw", "-nss"),
         *("--bookkeeper-dir", "ledgers", "--bookkeeper-port", str(bookie_port), "--metadata-dir", "metadata"),
-    ]
-    (data / "java.arguments").write_text("".join(f'"{argument}"\n' for argument in arguments))
+        sharing=sharing,
+    )
     admin_url = f"http://127.0.0.1:{admin_port}"
     return BrokerProcess(
         "jvm",
         data,
-        [java.program, "@java.arguments"],
+        program,
         service_url=f"pulsar://127.0.0.1:{port}",
         admin_url=admin_url,
         ready=lambda: answers_admin(admin_url, token),
@@ -181,11 +167,59 @@ def _launch(
     )
 
 
-def answers_admin(admin_url: str, token: str = "") -> bool:
-    """Whether the broker behind this admin interface serves the namespace ``public/default``."""
+def configured(data: Path, port: int, admin_port: int, settings: Mapping[str, str] = MappingProxyType({})) -> Path:
+    """Write a configuration into a folder, made when missing, and return that resolved.
+
+    Args:
+        data: the folder; the file is ``standalone.conf``.
+        port: for clients.
+        admin_port: for the admin interface.
+        settings: they go before those of a standalone Pulsar.
+    """
+    data = data.resolve()
+    data.mkdir(parents=True, exist_ok=True)
+    package = files("magnetar_common.brokers")
+    configuration = package.joinpath("standalone.conf").read_text()
+    configuration = configuration.replace("@PORT@", str(port)).replace("@ADMIN_PORT@", str(admin_port))
+    configuration += "".join(f"{name}={value}\n" for name, value in settings.items())  # the last one counts
+    (data / "standalone.conf").write_text(configuration)
+    (data / "log4j2.xml").write_text(package.joinpath("log4j2.xml").read_text())
+    return data
+
+
+def command(java: Java, lib: Path, data: Path, *program: str, sharing: str = "") -> list[str]:
+    """Return the command that runs one of Pulsar's programs (class and arguments) in a folder with its configuration.
+
+    Args:
+        java: which.
+        lib: the jars.
+        data: the folder; it is the working directory, too.
+        program: class name and arguments.
+        sharing: the JVM's flag for a class archive; by default that of the jars, if there is one.
+    """
+    if not sharing:
+        archive = _class_archive(java, lib)
+        # An archive that does not fit is passed over by the JVM (-Xshare:auto is its default).
+        sharing = f"-XX:SharedArchiveFile={archive}" if archive.exists() else "-Xshare:auto"
+    arguments = [
+        *("-Xmx256m", "-XX:MaxDirectMemorySize=256m", "-Xss512k"),
+        *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", sharing),
+        "-Dio.netty.tryReflectionSetAccessible=true",
+        "-Dlog4j.configurationFile=log4j2.xml",
+        *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENS),
+        # The class archive holds only for the class path in the same order; a wildcard has the directory's.
+        *("-cp", ":".join(sorted(map(str, lib.iterdir())))),
+        *program,
+    ]
+    (data / "java.arguments").write_text("".join(f'"{argument}"\n' for argument in arguments))
+    return [java.program, "@java.arguments"]
+
+
+def answers_admin(admin_url: str, token: str = "", path: str = "namespaces/public/default") -> bool:
+    """Whether the broker behind this admin interface answers a question: by default, that it serves a namespace."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        return httpx.get(f"{admin_url}/admin/v2/namespaces/public/default", headers=headers, timeout=2).is_success
+        return httpx.get(f"{admin_url}/admin/v2/{path}", headers=headers, timeout=2).is_success
     except httpx.TransportError:
         return False
 

@@ -420,9 +420,8 @@ def _logger(settings: BusSettings) -> pulsar.FileLogger:
     # console logger writes to standard output, which is for results. The embedded broker answers "error" to harmless
     # questions (the end of an empty topic), so that its log goes beside its data.
     beside = settings.data_dir if not settings.admin_url else ""
-    return pulsar.FileLogger(
-        pulsar.LoggerLevel.Warn, str(Path(beside) / "pulsar-client.log") if beside else "/dev/stderr"
-    )
+    file = settings.client_log or (str(Path(beside) / "pulsar-client.log") if beside else "/dev/stderr")
+    return pulsar.FileLogger(pulsar.LoggerLevel.Warn, file)
 
 
 def _close(native: Any, what: str) -> None:
