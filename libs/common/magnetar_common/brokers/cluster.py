@@ -128,7 +128,12 @@ class Cluster:
             "jvm",
             folder,
             jvm.command(
-                self._java, self._lib, folder, "org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", "standalone.conf"
+                self._java,
+                self._lib,
+                folder,
+                "org.apache.pulsar.PulsarBrokerStarter",
+                "--broker-conf",
+                "standalone.conf",
             ),
             service_url=f"pulsar://127.0.0.1:{port}",
             admin_url=admin_url,
