@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from http import HTTPStatus
 from types import TracebackType
@@ -16,6 +17,8 @@ from magnetar_common.settings import BusSettings
 
 Json = Any
 """What JSON can hold."""
+
+_REDIRECTS = 3
 
 
 class Admin:
@@ -38,8 +41,9 @@ class Admin:
         self.tenant = settings.tenant
         """Pulsar tenant of Magnetar's topics."""
         self._bearer = _Bearer(settings)
+        self._places = deque(f"{place.strip().rstrip('/')}/admin/v2/" for place in settings.admin_url.split(","))
         self._http = httpx.Client(
-            base_url=settings.admin_url.rstrip("/") + "/admin/v2/",
+            base_url=self._places[0],
             auth=self._bearer,
             verify=tls.context(settings.trust_certs) if settings.admin_url.startswith("https") else False,
             timeout=settings.operation_timeout_s,
@@ -205,12 +209,7 @@ class Admin:
     def _call(
         self, method: str, path: str, params: dict[str, str] | None = None, *, body: Json = None, text: bool = False
     ) -> Any:
-        try:
-            answer = self._http.request(method, path, params=params, json=body)
-        except httpx.HTTPError as error:
-            if (untrusted := tls.distrust(error, str(self._http.base_url.copy_with(path="/")))) is not None:
-                raise untrusted from None
-            raise BusUnavailable(f"{self._http.base_url}: {method} {path}: {error or type(error).__name__}") from error
+        answer = self._answer(method, path, params, body)
         if answer.is_success:
             return answer.text if text else (answer.json() if answer.content else None)
         reason = _reason(answer)
@@ -230,6 +229,26 @@ class Admin:
         if answer.is_client_error:
             raise BusRefused(said)
         raise BusUnavailable(said)
+
+    def _answer(self, method: str, path: str, params: dict[str, str] | None, body: Json) -> httpx.Response:
+        """Ask the broker that answered last, and if it does not, the others in turn."""
+        for left in reversed(range(len(self._places))):
+            try:
+                answer = self._http.request(method, path, params=params, json=body)
+                for _ in range(_REDIRECTS):  # to the broker that owns the topic; httpx would leave out who we are
+                    if not answer.has_redirect_location:
+                        break
+                    answer = self._http.request(method, answer.headers["location"], json=body)
+                return answer
+            except httpx.HTTPError as error:
+                place = self._places[0]
+                if (untrusted := tls.distrust(error, place.removesuffix("admin/v2/"))) is not None:
+                    raise untrusted from None
+                self._places.rotate(-1)
+                self._http.base_url = self._places[0]
+                if not left:
+                    raise BusUnavailable(f"{place}: {method} {path}: {error or type(error).__name__}") from error
+        raise AssertionError("there is at least one place")
 
 
 class _Exists(BusRefused):

@@ -16,8 +16,10 @@ class BusSettings(BaseSettings):
     """How to reach the broker; each field is also an environment variable ``MAGNETAR_PULSAR_…``.
 
     Attributes:
-        url: ``pulsar://host:port``, ``pulsar+ssl://…`` (the certificate must be for this host).
-        admin_url: ``http(s)://host:port`` of the admin REST API; empty = the broker has none (embedded).
+        url: ``pulsar://host:port``, ``pulsar+ssl://…`` (the certificate must be for this host); several brokers of one
+            cluster as ``pulsar://host:port,host:port``.
+        admin_url: ``http(s)://host:port`` of the admin REST API, several separated by commas; empty = the broker has none
+            (embedded).
         tenant: Pulsar tenant of Magnetar's topics: several Magnetars can share a Pulsar.
         token: JWT, or empty.
         token_file: file with the JWT; read again whenever it is needed, so that it can be replaced. Goes before

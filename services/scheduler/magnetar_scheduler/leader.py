@@ -6,6 +6,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -220,12 +221,13 @@ class Leader:
         """Release everything, the log first: the sooner another may lead, the better."""
         LEADER.set(0)
         self._closed = True
-        self._producer.close()
-        for close in reversed(self._closing):
-            close()
-        for anchor in self._anchors.values():
-            anchor.close()
-        self._bus.close()
+        with ExitStack() as each:  # the last one first, and the connection whatever happens: it must not outlive us
+            each.callback(self._bus.close)
+            for anchor in self._anchors.values():
+                each.callback(anchor.close)
+            for close in self._closing:
+                each.callback(close)
+            each.callback(self._producer.close)
 
     # --- inputs -----------------------------------------------------------------------------------------------------------
 

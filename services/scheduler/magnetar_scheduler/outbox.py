@@ -87,7 +87,9 @@ class Outbox:
             self._to_do.put(None)
         for opener in self._openers:
             opener.join(10)
-        for producer in self._producers.values():
+        with self._lock:
+            producers, self._producers = list(self._producers.values()), {}
+        for producer in producers:
             producer.close()
 
     def _send(self, producer: Producer, effect: _Effect) -> None:

@@ -114,23 +114,26 @@ class Cluster:
             raise BrokerError(f"the cluster's metadata could not be written: {done.stdout[-500:]}{done.stderr[-500:]}")
 
     def _start_broker(self, number: int, port: int, admin_port: int) -> BrokerProcess:
-        folder = jvm.configured(self._data / f"broker-{number}", port, admin_port)
-        lines = (folder / "standalone.conf").read_text().splitlines()
-        kept = [line for line in lines if line.partition("=")[0] not in _STANDALONE_ONLY]
-        own = {
+        settings = {
             "clusterName": _NAME,
+            "isRunningStandalone": "false",
             "metadataStoreUrl": self._metadata,
             "configurationMetadataStoreUrl": self._metadata,
-            "metadataStoreSessionTimeoutMillis": _SESSION_MS,
+            "metadataStoreSessionTimeoutMillis": str(_SESSION_MS),
             "loadBalancerEnabled": "true",
         }
-        (folder / "broker.conf").write_text("\n".join([*kept, *(f"{key}={value}" for key, value in own.items()), ""]))
+        folder = jvm.configured(self._data / f"broker-{number}", port, admin_port, settings)
         admin_url = f"http://127.0.0.1:{admin_port}"
         return BrokerProcess(
             "jvm",
             folder,
             jvm.command(
-                self._java, self._lib, folder, "org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", "broker.conf"
+                self._java,
+                self._lib,
+                folder,
+                "org.apache.pulsar.PulsarBrokerStarter",
+                "--broker-conf",
+                "standalone.conf",
             ),
             service_url=f"pulsar://127.0.0.1:{port}",
             admin_url=admin_url,

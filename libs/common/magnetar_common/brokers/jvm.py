@@ -170,7 +170,14 @@ def _launch(
 
 
 def configured(data: Path, port: int, admin_port: int, settings: Mapping[str, str] = MappingProxyType({})) -> Path:
-    """Write the configuration of a standalone Pulsar into a folder, made when missing; return it resolved."""
+    """Write a configuration into a folder, made when missing, and return that resolved.
+
+    Args:
+        data: the folder; the file is ``standalone.conf``.
+        port: for clients.
+        admin_port: for the admin interface.
+        settings: they go before those of a standalone Pulsar.
+    """
     data = data.resolve()
     data.mkdir(parents=True, exist_ok=True)
     package = files("magnetar_common.brokers")
