@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from tests.bench import appending, bursts, decisions, failover, heartbeats, hops, replaying
-from tests.bench.measure import Row, print_table
+from tests.bench.measure import Row, Setting, print_table
 
 _MODULES = (decisions, hops, replaying, appending, heartbeats, bursts, failover)
 MEASURES = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
@@ -17,11 +17,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny: shows that it runs, and means nothing")
     asked = parser.parse_args()
     rows: list[Row] = []
-    for name, module in MEASURES.items():
-        if not asked.only or name in asked.only:
-            rows += module.measure(quick=asked.quick)
+    with Setting(quick=asked.quick) as setting:
+        for name, module in MEASURES.items():
+            if not asked.only or name in asked.only:
+                rows += module.measure(setting)
     print_table(rows)
     return 0 if all(row.met for row in rows) else 1
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

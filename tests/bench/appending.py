@@ -1,14 +1,11 @@
 """Entries appended per second under a stream of requests, against a bare asynchronous producer of the same payloads."""
 
-import tempfile
 import threading
 import time
-from pathlib import Path
 
-from magnetar_common.brokers import select
 from magnetar_common.bus import EARLIEST, Bus
 from magnetar_common.topics import STATE_CHANGES
-from tests.bench.measure import Row
+from tests.bench.measure import Row, Setting
 from tests.bench.stand import PATIENCE_S, stand
 
 AGENTS = 100
@@ -16,14 +13,10 @@ REQUESTS = 10_000
 TURNS = 3
 
 
-def measure(*, quick: bool = False) -> list[Row]:
+def measure(setting: Setting) -> list[Row]:
     """Ask for new models as fast as it goes, of agents that never answer, and in turns send bare payloads; best counts."""
-    agents, requests = (10, 200) if quick else (AGENTS, REQUESTS)
-    with (
-        tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder,
-        select.own_pulsar(Path(folder)) as broker,
-        stand(broker) as on,
-    ):
+    agents, requests = (10, 200) if setting.quick else (AGENTS, REQUESTS)
+    with stand(setting.pulsar) as on:
         on.scheduler()
         on.fleet(agents, obey=False)
         on.logged("InventoryTaken", agents)

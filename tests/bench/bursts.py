@@ -1,11 +1,8 @@
 """Many DeployModel at once, through the broker, until a client can call every model; and what the scheduler takes."""
 
-import tempfile
 import time
-from pathlib import Path
 
-from magnetar_common.brokers import select
-from tests.bench.measure import Row
+from tests.bench.measure import Row, Setting
 from tests.bench.stand import Child, Stand, stand
 
 AGENTS = 1_000
@@ -19,14 +16,10 @@ SELDON_MIB = 737.0
 """Its memory with 10,000 models."""
 
 
-def measure(*, quick: bool = False) -> list[Row]:
+def measure(setting: Setting) -> list[Row]:
     """Deploy models at once, then ten times as many more."""
-    agents, burst, large = (20, 20, 200) if quick else (AGENTS, BURST, LARGE)
-    with (
-        tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder,
-        select.own_pulsar(Path(folder)) as broker,
-        stand(broker) as on,
-    ):
+    agents, burst, large = (20, 20, 200) if setting.quick else (AGENTS, BURST, LARGE)
+    with stand(setting.pulsar) as on:
         scheduler = on.scheduler()
         on.fleet(agents)
         on.logged("InventoryTaken", agents)

@@ -7,7 +7,7 @@ from magnetar_events import ModelEvent
 from magnetar_events.requests import DeployModel
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.decide import decide
-from tests.bench.measure import Row, cpu_times, mean, percentile
+from tests.bench.measure import Row, Setting, cpu_times, mean, percentile
 from tests.support.world import MIB, World, spec
 
 SERVERS = 1_000
@@ -16,10 +16,10 @@ SELDON_MS = (4.0, 9.0)
 """Seldon Core 2's scheduler, one decision at 1,000 servers and 10,000 models, on this kind of machine (DESIGN, 8)."""
 
 
-def fleet(models: int) -> World:
-    """1,000 servers that hold so many models."""
+def fleet(servers: int, models: int) -> World:
+    """So many servers that hold so many models."""
     world = World()
-    for n in range(SERVERS):
+    for n in range(servers):
         world.join(f"s{n:04d}", memory=1_000_000 * MIB)
     for n in range(models):
         world.deploy(spec(f"m{n}", memory=10 * MIB))
@@ -27,7 +27,7 @@ def fleet(models: int) -> World:
     return world
 
 
-def placements(world: World) -> list[float]:
+def placements(world: World, rounds: int) -> list[float]:
     """CPU seconds of each of many further placements, sorted."""
 
     def place(n: int) -> Callable[[], object]:
@@ -41,12 +41,13 @@ def placements(world: World) -> list[float]:
 
         return once
 
-    return cpu_times([place(n) for n in range(ROUNDS)])
+    return cpu_times([place(n) for n in range(rounds)])
 
 
-def measure(*, quick: bool = False) -> list[Row]:
+def measure(setting: Setting) -> list[Row]:
     """Compare 10,000 models with 1,000, and both with Seldon's figures."""
-    few, many = placements(fleet(1_000)), placements(fleet(10_000))
+    servers, rounds = (10, 20) if setting.quick else (SERVERS, ROUNDS)
+    few, many = (placements(fleet(servers, load * servers), rounds) for load in (1, 10))
     average, worst = mean(many) * 1000, percentile(many, 0.99) * 1000
     growth = mean(many) / mean(few)
     return [

@@ -1,12 +1,9 @@
 """A long log: how fast it is folded, and how soon after ``kill -9`` of the leader the next one commands."""
 
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from magnetar_common.brokers import select
 from magnetar_common.bus import EARLIEST, Bus
 from magnetar_common.log import replay
 from magnetar_common.topics import STATE_CHANGES
@@ -16,7 +13,7 @@ from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.requests import ScaleModel
 from magnetar_events.schemas import schema_json
 from tests.bench.fleet import held_by, record_of
-from tests.bench.measure import Row
+from tests.bench.measure import Row, Setting
 from tests.bench.stand import PATIENCE_S, Child, Stand, stand
 from tests.support.world import MIB, World, spec
 
@@ -25,14 +22,10 @@ MODELS = 10_000
 ENTRIES = 1_000_000
 
 
-def measure(*, quick: bool = False) -> list[Row]:
+def measure(setting: Setting) -> list[Row]:
     """Write a long log once; replay it, then lead from it, and kill the leader twice."""
-    agents, models, entries = (20, 100, 5_000) if quick else (AGENTS, MODELS, ENTRIES)
-    with (
-        tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder,
-        select.own_pulsar(Path(folder)) as broker,
-        stand(broker) as on,
-    ):
+    agents, models, entries = (20, 100, 5_000) if setting.quick else (AGENTS, MODELS, ENTRIES)
+    with stand(setting.pulsar) as on:
         _write(on.bus, agents, models, entries)
         rows = [_recovery(on.bus)]
         fleet = on.fleet(agents, models=models)

@@ -1,12 +1,10 @@
 """DeployModel published → LoadModel at the agent, against the same two hops by bare producers and readers."""
 
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from magnetar_common.brokers import embedded, select
+from magnetar_common.brokers import embedded
 from magnetar_common.bus import LATEST, Bus
 from magnetar_common.topics import MODEL_EVENTS
 from magnetar_events import COMMAND, MODEL_EVENT, ModelEvent
@@ -14,7 +12,7 @@ from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import LoadModel
 from magnetar_events.requests import DeployModel
 from magnetar_events.schemas import schema_json
-from tests.bench.measure import Row
+from tests.bench.measure import Row, Setting
 from tests.support.agents import SimulatedAgent
 from tests.support.brokers import prepared
 from tests.support.leading import eventually, leading
@@ -24,18 +22,15 @@ ROUNDS = 200
 WARM = 50
 
 
-def measure(*, quick: bool = False) -> list[Row]:
+def measure(setting: Setting) -> list[Row]:
     """Measure on each broker that this machine can run."""
-    rows: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder:
-        with embedded.start(Path(folder) / "embedded") as broker:
-            rows.append(_row("embedded", prepared(broker, folder)))
-        with select.own_pulsar(Path(folder) / "pulsar") as broker:
-            rows.append(_row("Pulsar", prepared(broker)))
-    return rows
+    rounds = 5 if setting.quick else ROUNDS
+    with embedded.start(setting.folder / "embedded") as broker:
+        rows = [_row("embedded", prepared(broker, str(setting.folder)), rounds)]
+    return [*rows, _row("Pulsar", prepared(setting.pulsar), rounds)]
 
 
-def _row(name: str, connecting: Callable[[], Bus]) -> Row:
+def _row(name: str, connecting: Callable[[], Bus], rounds: int) -> Row:
     with leading(connecting) as led:
         bus = connecting()
         agent = SimulatedAgent(bus, "bench", memory=10**15)
@@ -44,7 +39,7 @@ def _row(name: str, connecting: Callable[[], Bus]) -> Row:
         bare, ours = _bare(bus), _ours(bus, agent)
         floor: list[float] = []
         real: list[float] = []
-        for n in range(WARM + ROUNDS):
+        for n in range(WARM + rounds):
             one, two = bare(), ours()
             if n >= WARM:
                 floor.append(one)

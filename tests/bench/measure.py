@@ -1,10 +1,42 @@
-"""Rows of the result, and how they are printed."""
+"""What the measures share: what they may use, rows of the result, and how they are printed."""
 
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Self
+
+from magnetar_common.brokers import RunningBroker, select
+
+
+class Setting:
+    """Where a run takes place.
+
+    Args:
+        quick: sizes so small that figures mean nothing: it is seen that all runs.
+        pulsar: a real Pulsar; None = one is started when it is first asked for, and ended with the run.
+    """
+
+    def __init__(self, *, quick: bool = False, pulsar: RunningBroker | None = None) -> None:
+        self.quick = quick
+        self._pulsar = pulsar
+        self._at_end = ExitStack()
+        self.folder = Path(self._at_end.enter_context(TemporaryDirectory(prefix="magnetar-bench-")))
+
+    @cached_property
+    def pulsar(self) -> RunningBroker:
+        """The real Pulsar of this run."""
+        return self._pulsar or self._at_end.enter_context(select.own_pulsar(self.folder / "pulsar"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._at_end.close()
 
 
 @dataclass(frozen=True)

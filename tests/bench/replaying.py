@@ -1,8 +1,6 @@
 """Replay of a log, against reading and decoding the same log alone."""
 
-import tempfile
 import time
-from pathlib import Path
 
 from magnetar_common.brokers import embedded
 from magnetar_common.bus import EARLIEST, Bus, connect
@@ -12,7 +10,7 @@ from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY
 from magnetar_events.codec import FINGERPRINT
-from tests.bench.measure import Row, quiet
+from tests.bench.measure import Row, Setting, quiet
 from tests.support.world import MIB, World, spec
 
 MODELS = 6_000
@@ -20,16 +18,16 @@ SERVERS = 100
 TURNS = 3
 
 
-def measure(*, quick: bool = False) -> list[Row]:
+def measure(setting: Setting) -> list[Row]:
     """Write a log of a fleet's life on the embedded broker, and read it both ways, in turns; the best of each counts."""
     world = World()
     for n in range(SERVERS):
         world.join(f"s{n}", memory=10**6 * MIB)
-    for n in range(MODELS):
+    for n in range(100 if setting.quick else MODELS):
         world.deploy(spec(f"m{n}", memory=MIB))
         world.answer()
-    with tempfile.TemporaryDirectory(prefix="magnetar-bench-") as folder, embedded.start(Path(folder)) as broker:
-        bus = connect(BusSettings(url=broker.service_url, data_dir=folder))
+    with embedded.start(setting.folder / "embedded") as broker:
+        bus = connect(BusSettings(url=broker.service_url, data_dir=str(setting.folder)))
         producer = bus.producer(STATE_CHANGES.name, exclusive=True, batching=True)
         for payload in world.payloads:
             producer.send_async(payload, lambda _: None, properties=ENTRY.properties)

@@ -92,6 +92,7 @@ class Leases:
             return False
         # It was published after the last proof, at most one patience ago as far as anybody can prove.
         renewed = self._proven + min(max(now - self._vouched, 0.0), self.patience)
+        self._leases.pop(instance, None)  # so that they stay in the order in which they were heard
         self._leases[instance] = _Lease(message_id, now, renewed, lease_s)
         return True
 
@@ -150,6 +151,11 @@ class Leases:
         """Return who was not heard for longer than a lease and is not evicted (yet), with the seconds of silence."""
         return {i: age for i, age in self.ages(now).items() if age > self._length(self._leases[i])}
 
+    def silence(self, now: float) -> float:
+        """Return the greatest of the :meth:`ages`, or 0; without looking at all of them."""
+        heard = next((lease.heard for lease in self._leases.values() if not lease.evicted), now)
+        return max(now - heard, 0.0)
+
     def ages(self, now: float) -> dict[str, float]:
         """Return the seconds since each living instance was last heard, by our clock."""
         return {i: max(now - lease.heard, 0.0) for i, lease in self._leases.items() if not lease.evicted}
@@ -160,8 +166,7 @@ class Leases:
             return f"our own probe has been missing for {now - self._missing_since:.1f} s: nobody expires"
         if (left := self._fresh - self._proven) > 0:
             return f"the registry was out of reach and is back: leases restart in {left:.1f} s"
-        suspects = len(self.suspected(now))
-        if suspects and self._room(now) == 0:
+        if self._evictions and self._room(now) == 0 and (suspects := len(self.suspected(now))):
             return f"{len(self._evictions)} evicted in the last minute, which is the limit: {suspects} wait their turn"
         return ""
 

@@ -61,6 +61,9 @@ ALIVE_S = 60.0
 PUBLISH_S = 0.05
 """Changed routes wait at most this long (seconds) for the inbox to be empty: a model's newest is published, once."""
 
+MEASURE_S = 2.0
+"""Metrics are brought up to date this often (seconds): some of them look at every replica."""
+
 ANCHOR_S = 10.0
 """What the log has handled is let go of on the input topics this often (seconds)."""
 
@@ -121,6 +124,7 @@ class Leader:
         self._drained = self._began
         self._next_tick = 0.0
         self._next_publish = 0.0
+        self._next_measure = 0.0
         self._next_anchor = self._began + ANCHOR_S
         lost_routes = threading.Event()
         outbox = Outbox(self._bus, ROUTES.name, lost_routes.set)
@@ -371,7 +375,9 @@ class Leader:
             self._advance_anchors()
         if self._appender.idle_s > (FRESH_S if self._watch.leases.missing else ALIVE_S):
             self._prove()  # if nothing comes back from the broker, we may be cut off, and another may lead
-        self._measure()
+        if now >= self._next_measure:
+            self._next_measure = now + MEASURE_S
+            self._measure()
 
     def _act(self) -> None:
         """Send what the stored entries ask for, if the log has proven to be ours a moment ago; else let it prove it."""
@@ -427,12 +433,9 @@ class Leader:
         for outcome, count in self._decisions.items():
             DECISIONS.labels(*outcome).inc(count)
         self._decisions.clear()
-        counts: dict[str, int] = {}
-        for model in self.state.models.values():
-            for replica in model.replicas.values():
-                counts[replica.state] = counts.get(replica.state, 0) + 1
-        for name in REPLICA_STATES:
-            REPLICAS.labels(name).set(counts.get(name, 0))
+        counts = Counter(replica.state for model in self.state.models.values() for replica in model.replicas.values())
+        for name, state in REPLICA_STATES.items():
+            REPLICAS.labels(name).set(counts[state])
 
 
 def _defect(source: Input, error: Exception) -> f.RequestRejected:

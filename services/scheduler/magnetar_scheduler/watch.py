@@ -115,20 +115,23 @@ class Watch:
             leases.restart_all(now)
         leases.tick(now)
         self._probe.tick(now)
+        held = bool(leases.holding(now))
+        HOLDING.set(held)
+        silence = leases.silence(now)
+        LEASE_AGE.set(silence)
+        if silence <= min(state.policy.reading_stale_ms, state.policy.lease_ms) / 1000:
+            SUSPECTED.set(0)  # nor is anything else to be found
+            return []
         by_instance = {server.record.instance_id: server for server in state.servers.values()}
         found: list[Input] = []
         for instance in leases.lapsed(now):
             server = by_instance.get(instance)
             if server is not None and not server.lost:
                 found.append(Input("lease", subject=f"{server.key}@{server.incarnation}"))
-        ages = leases.ages(now)
-        held = bool(leases.holding(now))
-        HOLDING.set(held)
-        LEASE_AGE.set(max(ages.values(), default=0.0))
         SUSPECTED.set(len(leases.suspected(now)))
         if not held:
             limit = state.policy.reading_stale_ms / 1000
-            for instance, age in ages.items():
+            for instance, age in leases.ages(now).items():
                 server = by_instance.get(instance)
                 if server is None:
                     leases.forget(instance)
