@@ -21,10 +21,6 @@ _READY_SECONDS = 120.0
 _SESSION_MS = 4_000
 _NAME = "two"
 
-_STANDALONE_ONLY = frozenset(
-    {"isRunningStandalone", "bookkeeperMetadataServiceUri", "loadBalancerEnabled", "clusterName"}
-)
-
 
 class Cluster:
     """A running cluster. As a context manager it is stopped on leaving.
