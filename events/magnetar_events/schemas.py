@@ -97,6 +97,18 @@ def by_fingerprint(contract: str, value: str) -> Any | None:
     return None
 
 
+def released(contract: str) -> list[str]:
+    """Return the fingerprints of every schema of a contract that was released, oldest first.
+
+    A later one reads whatever an earlier one wrote, and not the other way round.
+    """
+    found = {
+        path.suffixes[0].lstrip("."): json.loads(path.read_text())
+        for path in sorted((folder() / "history").glob(f"{contract}.*.avsc"))
+    }
+    return sorted(found, key=lambda one: sum(not unreadable(found[one], other) for other in found.values()))
+
+
 def write() -> None:
     """Write the generated schemas."""
     for contract in CONTRACTS:

@@ -20,7 +20,8 @@ from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.settings import BusSettings
 from magnetar_common.topic_policies import apply, check, check_at_start
 from magnetar_common.topics import CLUSTER_ID, MODEL_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, TOPICS, Topic, under
-from magnetar_events.schemas import schema_json
+from magnetar_events import versions
+from magnetar_events.schemas import fingerprint, released, schema_json
 from magnetar_scheduler import main as scheduler
 from tests.contract.bus_contract import (
     DEADLINE_S,
@@ -195,9 +196,22 @@ def test_a_producer_with_the_shipped_schema_makes_no_new_version(
 
     bus.producer(topic.name, schema=schema_json("model-events")).send(b"1")
 
-    assert read_all(bus.reader(topic.name))[0].schema_version == bytes(8)
+    newest = len({*released("model-events"), fingerprint("model-events")}) - 1  # after all that were released before
+    assert read_all(bus.reader(topic.name))[0].schema_version == newest.to_bytes(8, "big")
     with pytest.raises(BusRefused):
         bus.producer(topic.name)
+    bus.close()
+
+
+def test_old_and_new_software_may_open_the_log_in_turn(admin: Admin, own: list[Topic], settings: BusSettings) -> None:
+    """The broker takes the schema of version 1 after a newer one: `apply` registers all that were released, oldest first."""
+    log = next(topic for topic in own if topic.schema == "state-changes")
+    apply(admin, own)
+    bus = connect(settings)
+    for schema in ("", versions.SCHEMAS[1], "", versions.SCHEMAS[1]):
+        producer = bus.producer(log.name, schema=schema_json("state-changes", schema), exclusive=True)
+        producer.send(b"x")
+        producer.close()
     bus.close()
 
 

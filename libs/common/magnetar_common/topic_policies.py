@@ -16,7 +16,7 @@ from magnetar_common.admin import Admin, Json
 from magnetar_common.errors import BusRefused, BusUnavailable, NotThere, TopicsUnsafe
 from magnetar_common.settings import BusSettings
 from magnetar_common.topics import TOPICS, VOIDED, Topic, topics_of, under
-from magnetar_events.schemas import schema_json
+from magnetar_events.schemas import released, schema_json
 
 _log = structlog.get_logger(__name__)
 
@@ -167,6 +167,10 @@ def _apply_topic(admin: Admin, topic: Topic) -> None:
         if not policy.holds(admin.topic_policy(topic.name, policy.name)):
             admin.set_topic_policy(topic.name, policy.name, policy.wanted)
     if topic.schema:
+        if admin.schema(topic.name) is None:
+            # Software that was released may write here, too, and the broker takes an older schema only if it had it first.
+            for older in released(topic.schema):
+                admin.set_schema(topic.name, schema_json(topic.schema, older))
         admin.set_schema(topic.name, schema_json(topic.schema))
 
 
