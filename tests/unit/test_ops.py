@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from magnetar_common.errors import MagnetarError, Unauthenticated
+from magnetar_common.errors import MagnetarError, Unguarded
 from magnetar_common.metrics import TERM
 from magnetar_common.ops import Health, OpsServer
 from magnetar_common.settings import HttpSettings
@@ -135,9 +135,9 @@ def test_importing_ops_needs_no_http_extra() -> None:
 def test_beyond_loopback_it_does_not_start_without_a_token(health: Health, tmp_path: Path) -> None:
     """And says which variable to set; a name counts as the address of another machine."""
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
-        with pytest.raises(Unauthenticated, match="MAGNETAR_HTTP_TOKEN_FILE"):
+        with pytest.raises(Unguarded, match="MAGNETAR_HTTP_TOKEN_FILE"):
             OpsServer(health, host=host, access=HttpSettings()).start()
-    with pytest.raises(Unauthenticated, match="cannot be read"):
+    with pytest.raises(Unguarded, match="cannot be read"):
         OpsServer(health, access=HttpSettings(token_file=str(tmp_path / "nowhere"))).start()
 
 

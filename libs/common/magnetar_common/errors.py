@@ -33,6 +33,10 @@ class Untrusted(BusRefused):
     """Whoever answers at the broker's address cannot prove that it is the broker (TLS)."""
 
 
+class Unguarded(MagnetarError):
+    """A service would answer whoever asks from another machine, or cannot know who may: it has no token."""
+
+
 class SendTimedOut(BusUnavailable):
     """No acknowledgement came. The message may have been stored all the same."""
 

@@ -21,6 +21,7 @@ from magnetar_common.topics import (
     ROUTES,
     SERVICE_REGISTRY,
     STATE_CHANGES,
+    VOIDED,
     Topic,
     topics_of,
     under,
@@ -63,21 +64,21 @@ TABLE: dict[Part, Rights] = {
     Part.SCHEDULER: Rights(
         "leads or stands by",
         (STATE_CHANGES, ROUTES, COMMANDS, CLUSTER_ID, SERVICE_REGISTRY),
-        (MODEL_EVENTS, AGENT_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, ROUTES, CLUSTER_ID),
+        (MODEL_EVENTS, AGENT_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, VOIDED, ROUTES, CLUSTER_ID),
     ),
-    Part.PROJECTOR: Rights("keeps the read model", consume=(STATE_CHANGES, CLUSTER_ID)),
+    Part.PROJECTOR: Rights("keeps the read model", consume=(STATE_CHANGES, VOIDED, CLUSTER_ID)),
     Part.REGISTRY: Rights("retires zombies, answers look-ups", (SERVICE_REGISTRY,), (SERVICE_REGISTRY,)),
     # Not the inputs: a refused request may hold the password for which it was refused.
     Part.DASHBOARD: Rights(
-        "looks: the log, routes, services (a gateway, too)", consume=(STATE_CHANGES, ROUTES, SERVICE_REGISTRY)
+        "looks: the log, routes, services (a gateway, too)", consume=(STATE_CHANGES, VOIDED, ROUTES, SERVICE_REGISTRY)
     ),
     Part.OPERATOR: Rights(
         "a person at the command line",
         (MODEL_EVENTS,),
-        (MODEL_EVENTS, AGENT_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, ROUTES, CLUSTER_ID),
+        (MODEL_EVENTS, AGENT_EVENTS, SERVICE_REGISTRY, STATE_CHANGES, VOIDED, ROUTES, CLUSTER_ID),
     ),
     # Pulsar lets the administrators of a tenant do everything in it; there is nothing to list.
-    Part.ADMIN: Rights("applies topics, grants and revokes: everything in the tenant"),
+    Part.ADMIN: Rights("applies topics, grants, revokes, and signs off what is void: everything in the tenant"),
 }
 """The one table of rights. A family of topics (the commands) is one server's own topic for its agent, and its whole
 namespace for the scheduler, which meets servers before anybody has heard of them."""

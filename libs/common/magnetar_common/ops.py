@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import prometheus_client
 import structlog
 
-from magnetar_common.errors import MagnetarError, Unauthenticated
+from magnetar_common.errors import MagnetarError, Unguarded
 from magnetar_common.settings import HttpSettings
 from magnetar_events.credentials import redacted
 
@@ -166,11 +166,11 @@ class OpsServer:
         """Begin to listen.
 
         Raises:
-            MagnetarError: the port is taken, the ``http`` extra is not installed, or the address is not a loopback one
-                and there is no token.
+            Unguarded: the address is not a loopback one, and there is no token.
+            MagnetarError: the port is taken, or the ``http`` extra is not installed.
         """
         if not self._access.current_token() and not _is_loopback(self._host):
-            raise Unauthenticated(
+            raise Unguarded(
                 f"{self._host} can be reached from other machines, and callers would need no token: put one into the "
                 "file that MAGNETAR_HTTP_TOKEN_FILE names, or listen on 127.0.0.1"
             )
@@ -270,7 +270,7 @@ class _Guard:
     def _judge(self, scope: "Scope") -> tuple[bool, int, str]:
         try:
             token = self._access.current_token()
-        except Unauthenticated as error:
+        except Unguarded as error:
             _log.error("nobody is let in", error=str(error))
             return False, HTTPStatus.SERVICE_UNAVAILABLE, "this service's own token cannot be read; see its log"
         if not token:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from magnetar_common.errors import Unauthenticated
+from magnetar_common.errors import MagnetarError, Unauthenticated, Unguarded
 
 
 class BusSettings(BaseSettings):
@@ -49,7 +49,9 @@ class BusSettings(BaseSettings):
         Raises:
             Unauthenticated: its file cannot be read, or is empty.
         """
-        return _secret(self.token_file, "MAGNETAR_PULSAR_TOKEN_FILE") if self.token_file else self.token
+        return (
+            _secret(self.token_file, "MAGNETAR_PULSAR_TOKEN_FILE", Unauthenticated) if self.token_file else self.token
+        )
 
 
 class SnapshotSettings(BaseSettings):
@@ -90,9 +92,9 @@ class HttpSettings(BaseSettings):
         """Return the token as it is now; empty for none.
 
         Raises:
-            Unauthenticated: its file cannot be read, or is empty.
+            Unguarded: its file cannot be read, or is empty.
         """
-        return _secret(self.token_file, "MAGNETAR_HTTP_TOKEN_FILE") if self.token_file else self.token
+        return _secret(self.token_file, "MAGNETAR_HTTP_TOKEN_FILE", Unguarded) if self.token_file else self.token
 
     def headers(self) -> dict[str, str]:
         """Return what to send to a process that was started with the same settings."""
@@ -100,12 +102,12 @@ class HttpSettings(BaseSettings):
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _secret(file: str, variable: str) -> str:
+def _secret(file: str, variable: str, missing: type[MagnetarError]) -> str:
     try:
         text = Path(file).expanduser().read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
-        raise Unauthenticated(f"the token file {file} cannot be read ({reason}): see {variable}") from None
+        raise missing(f"the token file {file} cannot be read ({reason}): see {variable}") from None
     if not text:
-        raise Unauthenticated(f"the token file {file} is empty: see {variable}")
+        raise missing(f"the token file {file} is empty: see {variable}")
     return text

@@ -4,7 +4,7 @@ import time
 import uuid
 
 from magnetar_common.bus.base import Bus
-from magnetar_common.errors import BusUnavailable
+from magnetar_common.errors import BusUnavailable, NotPermitted
 from magnetar_common.topics import CLUSTER_ID
 
 
@@ -15,7 +15,7 @@ def read_cluster_id(bus: Bus, timeout_s: float) -> str:
     than to read and write; if two ask for the first time at once, the broker's order decides.
 
     Raises:
-        BusUnavailable: the broker could not be asked in time.
+        BusUnavailable: the broker could not be asked in time; or there is none yet, and we may not make it up.
         NotThere: the namespace is missing: topics were never applied.
     """
     deadline = time.monotonic() + timeout_s
@@ -27,10 +27,13 @@ def read_cluster_id(bus: Bus, timeout_s: float) -> str:
             if first is not None:
                 return first.payload.decode()
             if not proposed and reader.at_end():
-                producer = bus.producer(CLUSTER_ID.name, name="cluster-id")
+                proposed = True
+                try:
+                    producer = bus.producer(CLUSTER_ID.name, name="cluster-id")
+                except NotPermitted:
+                    continue  # who only reads waits for the first scheduler
                 producer.send(f"{bus.kind}-{uuid.uuid4().hex}".encode())
                 producer.close()
-                proposed = True
     finally:
         reader.close()
     raise BusUnavailable(f"{CLUSTER_ID.name} could not be read within {timeout_s} s")
