@@ -7,7 +7,7 @@ and obeyed, routes when they are stored, loads when the agents begin them.
 from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
 from magnetar_agent.agent import Agent
 from magnetar_agent.ledger import Verdict
@@ -16,7 +16,7 @@ from magnetar_common.bus.base import Message, MessageId
 from magnetar_common.evolve import fold
 from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.registrar import Registrar
-from magnetar_common.routing import route_of, same_route
+from magnetar_common.routing import content, route_of
 from magnetar_common.state import State
 from magnetar_common.status import ModelState, model_status
 from magnetar_common.topics import COMMANDS, MODEL_EVENTS, ROUTES, SERVICE_REGISTRY, STATE_CHANGES
@@ -344,7 +344,7 @@ class Checker:
                 f"{where}: {type(fact).__name__} of {fact.server} {incarnation}, which {since}",
             )
 
-    _FACTS: dict[type, Callable[["Checker", Any, str], None]] = {
+    _FACTS: ClassVar[dict[type, Callable[["Checker", Any, str], None]]] = {
         f.RequestAccepted: _request,
         f.RequestRejected: _request,
         f.ModelWanted: _model_wanted,
@@ -374,10 +374,14 @@ class Checker:
         known = self._changed.get(key, -1)
         comparable = known <= route.position <= state.position and self._terms[route.position] == route.term
         if comparable:
-            model = state.models.get(key)
-            expected = route_of(state, model) if model else None
-            if not same_route(route, expected):
+            expected = self._expected(key)
+            if not _same(route, expected):
                 self.fail("a route is the state's at its position", f"{key}: {route.targets}, state: {expected}")
+
+    def _expected(self, key: str) -> Route | None:
+        """Return the route that the stored log stands for; None = the model has none."""
+        model = self.state.models.get(key)
+        return None if model is None or (model.deleted and not model.traffic) else route_of(self.state, model)
 
     # --- in the end -----------------------------------------------------------------------------------------------------
 
@@ -389,9 +393,12 @@ class Checker:
     def folded(self) -> str:
         """Compare the log with the states of the leader and the projector, where they are at the same position."""
         leader = self.leader()
-        if leader is not None and leader.term == self.state.term and leader.state.position == self.state.position:
-            if leader.state != self.state:
-                self.fail("the leader's state is the folded log", _difference(leader.state, self.state))
+        same_place = leader is not None and (leader.term, leader.state.position) == (
+            self.state.term,
+            self.state.position,
+        )
+        if leader is not None and same_place and leader.state != self.state:
+            self.fail("the leader's state is the folded log", _difference(leader.state, self.state))
         for process, projector in self.projectors.items():
             if process.alive and projector.state.position == self.state.position and projector.state != self.state:
                 self.fail("the projector's state is the folded log", _difference(projector.state, self.state))
@@ -452,9 +459,8 @@ class Checker:
 
     def _unsettled_routes(self) -> str:
         for key in sorted({*self.routes, *self.state.models}):
-            model = self.state.models.get(key)
-            expected = route_of(self.state, model) if model else None
-            if not same_route(self.routes.get(key), expected):
+            expected = self._expected(key)
+            if not _same(self.routes.get(key), expected):
                 return f"the route of {key} is {self.routes.get(key)}, and the state says {expected}"
         return ""
 
@@ -463,6 +469,11 @@ class Checker:
             if process.alive and (projector.halted or projector.state.position != self.state.position):
                 return f"the projector is at {projector.state.position} of {self.state.position} {projector.halted}"
         return ""
+
+
+def _same(one: Route | None, other: Route | None) -> bool:
+    """Whether two routes send requests to the same places."""
+    return one is other if one is None or other is None else content(one) == content(other)
 
 
 def _digest(payload: bytes) -> str:

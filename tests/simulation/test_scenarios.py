@@ -1,5 +1,7 @@
 """Rows of SCENARIOS.md, each on the production loops and on virtual time; every invariant holds all the while, too."""
 
+from itertools import pairwise
+
 import pytest
 
 from magnetar_common.errors import Deposed
@@ -206,7 +208,7 @@ def test_l18_a_mass_loss_is_limited_and_every_suspicion_ends() -> None:
                 lambda n=number: sum(s.lost for s in running.checker.state.servers.values()) == n, 150.0, "one more"
             )
             times.append(running.hub.now)
-        assert [later - earlier >= 59.0 for earlier, later in zip(times, times[1:], strict=False)] == [True, True]
+        assert [later - earlier >= 59.0 for earlier, later in pairwise(times)] == [True, True]
         running.settle()
 
 

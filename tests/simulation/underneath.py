@@ -85,10 +85,10 @@ class _Metric:
     def labels(self, *_: object, **__: object) -> "_Metric":
         return self
 
-    def set(self, value: float = 1) -> None:
+    def inc(self, value: float = 1) -> None:
         return
 
-    inc = dec = observe = set
+    dec = observe = set = inc
 
     def time(self) -> Any:
         return nullcontext()
