@@ -188,6 +188,10 @@ class Admin:
         """Return the broker's statistics of a topic: publishers, subscriptions, sizes."""
         return self._call("GET", f"{_path(topic)}/stats")
 
+    def delete(self, topic: str) -> None:
+        """Delete a topic with all that it holds, whoever is connected to it."""
+        self._call("DELETE", _path(topic), {"force": "true"})
+
     def unload(self, topic: str) -> None:
         """Make the broker let go of a topic; clients find it again by themselves."""
         self._call("PUT", f"{_path(topic)}/unload")

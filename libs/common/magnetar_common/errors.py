@@ -85,6 +85,18 @@ class LogFork(LogError):
         self.position = position
 
 
+class LogReplaced(LogError):
+    """The log no longer holds what was read from it: its topic was deleted, and made anew."""
+
+    def __init__(self, position: int, entry: str, message_id: str) -> None:
+        super().__init__(
+            f"the log no longer holds position {position} (entry {entry}, message {message_id}), which was read from it: "
+            "its topic was deleted and made anew. To lead from here would be to forget everything: restore the topic, or, "
+            "if this is meant, remove the snapshots and start all schedulers afresh"
+        )
+        self.position = position
+
+
 class LogUnreadable(LogError):
     """A message on the log is not an entry."""
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from magnetar_common.bus import Bus, Producer
-from magnetar_common.errors import BusError, CannotFence, LogError, TopicHeld
+from magnetar_common.bus import EARLIEST, Bus, Producer, just_before
+from magnetar_common.errors import BusError, CannotFence, LogError, LogReplaced, TopicHeld
 from magnetar_common.log import LogReader, LogRecord
 from magnetar_common.metrics import START_ENTRIES
 from magnetar_common.snapshot import Snapshots, beginning
@@ -63,6 +63,8 @@ class Challenger:
         self._folded = folded
         self._snapshots = snapshots
         self._reader: LogReader | None = None
+        self._place = EARLIEST
+        """Of the last entry in the state."""
         self.state = State()
         self.start = "the log is being folded"
         """How it got to the end of the log, for people."""
@@ -76,6 +78,7 @@ class Challenger:
         """
         following = self._connect()
         self.state, after = beginning(self._snapshots, following)
+        self._place = after
         snapshot = self.state.position
         reader = self._reader = LogReader(following, after, name="magnetar-standby")
         bus: Bus | None = None
@@ -90,7 +93,7 @@ class Challenger:
                 if time.monotonic() >= next_try:
                     bus = self._connect()
                     producer = self._hold(bus)
-                    if producer is not None and self._read_to_barrier(reader, producer):
+                    if producer is not None and self._read_to_barrier(reader, producer) and self._is_ours(bus):
                         mandate = Mandate(bus, producer, self.state)
                         bus = None
                         return mandate
@@ -168,8 +171,26 @@ class Challenger:
         _log.warning("the barrier on the log did not come back", within_s=BARRIER_S)
         return False
 
+    def _is_ours(self, bus: Bus) -> bool:
+        """Whether the log still holds the last entry that is folded; False if it cannot be read now.
+
+        Raises:
+            LogReplaced: it does not.
+        """
+        if self.state.position < 0:
+            return True
+        reader = LogReader(bus, just_before(self._place), name="magnetar-check")
+        try:
+            record = reader.read(BARRIER_S)
+        finally:
+            reader.close()
+        if record is not None and record.entry.id != self.state.entry:
+            raise LogReplaced(self.state.position, self.state.entry, str(self._place))
+        return record is not None
+
     def _fold(self, reader: LogReader, record: LogRecord) -> None:
         if reader.fold(self.state, record):
+            self._place = record.message_id
             self._folded(self.state)
 
 

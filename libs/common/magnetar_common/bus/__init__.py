@@ -10,6 +10,7 @@ from magnetar_common.bus.base import (
     Producer,
     Reader,
     SendCallback,
+    just_before,
 )
 from magnetar_common.settings import BusSettings
 
@@ -24,6 +25,7 @@ __all__ = [
     "Reader",
     "SendCallback",
     "connect",
+    "just_before",
 ]
 
 

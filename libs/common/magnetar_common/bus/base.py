@@ -40,6 +40,11 @@ LATEST = MessageId(2**63 - 1, 2**63 - 1)
 """Start after the last message that is there now."""
 
 
+def just_before(place: MessageId) -> MessageId:
+    """Return where to begin reading so that the message at a place comes first."""
+    return place._replace(batch=place.batch - 1) if place.batch > 0 else MessageId(place.ledger, place.entry - 1)
+
+
 class Message(NamedTuple):
     """A message as it was stored.
 
