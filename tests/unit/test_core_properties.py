@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magnetar_common.evolve import evolve, fold
+from magnetar_common.fleet import Fleet
 from magnetar_common.state import ReplicaKey, State
 from magnetar_common.transitions import R
 from magnetar_events import ENTRY
@@ -96,6 +97,7 @@ def check(world: World) -> None:
     """What must hold after every step."""
     state = world.state
     assert state.illegal == 0
+    check_fleet(state)
     booked: dict[tuple[str, str], int] = {}
     for model in state.models.values():
         for replica in model.replicas.values():
@@ -110,6 +112,20 @@ def check(world: World) -> None:
         known = [s.devices[device[1]].total for s in state.servers.values() if s.info.host == device[0]]
         adopted = sum("found on its server" in x.reason for m in state.models.values() for x in m.replicas.values())
         assert total <= max(known) or adopted, f"{device} is over-booked"
+
+
+def indexed(fleet: Fleet, state: State) -> tuple[Any, ...]:
+    """All that a fleet's index says."""
+    classes = {kind: list(ranks) for kind, ranks in fleet.classes(state)}
+    return classes, fleet.rooms(state), [fleet.named(state, name) for name in SERVERS]
+
+
+def check_fleet(state: State) -> None:
+    """What was sorted in bit by bit is what would be sorted in at once: no room that there is is overlooked."""
+    anew = Fleet()
+    for server in state.servers.values():
+        anew.touch(server)
+    assert indexed(state.fleet, state) == indexed(anew, state)
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -64,12 +64,14 @@ def book(state: State, server: Server, replica: Replica, sign: int) -> None:
         server.booked += sign * booking.bytes
         _add(state.booked, (host, booking.device), sign * booking.bytes)
     state.fleet.touch(server)
+    state.fleet.touch_host(host)
 
 
 def book_arriving(state: State, server: Server, replica: Replica | None, sign: int) -> None:
     """Add (+1) to, or take (-1) from, the books what a replica reserves that no reading shows yet."""
     for booking in replica.bookings if replica else ():
         _add(state.arriving, (server.info.host, booking.device), sign * booking.bytes)
+    state.fleet.touch_host(server.info.host)
 
 
 def move_host(state: State, server: Server, host: str) -> None:
@@ -81,6 +83,8 @@ def move_host(state: State, server: Server, host: str) -> None:
             for books in (state.booked, state.arriving) if replica.state in ARRIVING else (state.booked,):
                 _add(books, (server.info.host, booking.device), -booking.bytes)
                 _add(books, (host, booking.device), booking.bytes)
+    state.fleet.touch_host(server.info.host)
+    state.fleet.touch_host(host)
 
 
 def _add(books: dict[tuple[str, str], int], device: tuple[str, str], amount: int) -> None:

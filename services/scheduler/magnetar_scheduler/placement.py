@@ -5,11 +5,12 @@ the tightest memory fit, then the name: the same state always gives the same ans
 load, so that a decision looks at a few of them and does not slow down with the number of models.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from heapq import merge
+from math import inf
 from typing import NamedTuple
 
-from magnetar_common.fleet import ServerClass, class_of
+from magnetar_common.fleet import HOST_MEMORY, Rank, ServerClass, room_on
 from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count
 from magnetar_events.models import ModelSpec
@@ -21,9 +22,6 @@ BEST = 5
 
 EXAMPLES = 10
 """Servers that a refusal keeps as evidence."""
-
-HOST_MEMORY = "cpu"
-"""The device of a replica that needs no accelerator."""
 
 RULES = {
     "lost": "not answering",
@@ -69,10 +67,15 @@ def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
     found: list[tuple[int, float, str, tuple[Booking, ...]]] = []
     for key in draft.placed:
         _try(draft, model, version, key, found, check_class=True)
+    rooms, accelerated = draft.state.fleet.rooms(draft.state), spec.devices > 0
+    # What a draft takes away may make room on any server of that host, of which the fleet does not know.
+    least = -inf if any(taken < 0 for taken in draft.reserved.values()) else spec.memory
     level = -1
     for load, key in _by_load(draft, spec):
         if level >= 0 and (load > level or len(found) >= BEST):
             break
+        if rooms[key][accelerated] < least:
+            continue
         if key not in draft.placed and _try(draft, model, version, key, found):
             level = load
     if not found:
@@ -89,7 +92,7 @@ def _outgrown(draft: Draft, spec: ModelSpec) -> bool:
     if accelerated not in draft.largest_room:
         draft.largest_room[accelerated] = max(
             (
-                room_on(draft, server, device)
+                room_after(draft, server, device)
                 for server in draft.state.servers.values()
                 if server.schedulable
                 for device in server.devices.values()
@@ -100,9 +103,14 @@ def _outgrown(draft: Draft, spec: ModelSpec) -> bool:
     return spec.memory > draft.largest_room[accelerated] and not any(n < 0 for n in draft.reserved.values())
 
 
-def _by_load(draft: Draft, spec: ModelSpec) -> Iterator[tuple[int, str]]:
-    eligible = [ranks for kind, ranks in draft.state.fleet.classes() if not _class_rule(kind, spec)]
-    return iter(eligible[0]) if len(eligible) == 1 else merge(*eligible)
+def _by_load(draft: Draft, spec: ModelSpec) -> Iterable[Rank]:
+    """Return the servers of which the class and the name are right."""
+    fleet, servers = draft.state.fleet, draft.state.servers
+    if spec.server:
+        named = fleet.named(draft.state, spec.server)
+        return [rank for rank in named if not _class_rule(fleet.class_of(servers[rank[1]]), spec)]
+    eligible = [ranks for kind, ranks in fleet.classes(draft.state) if not _class_rule(kind, spec)]
+    return eligible[0] if len(eligible) == 1 else merge(*eligible)
 
 
 def _try(
@@ -115,7 +123,7 @@ def _try(
     check_class: bool = False,
 ) -> bool:
     server = draft.state.servers[key]
-    if check_class and (not server.schedulable or _class_rule(class_of(server), version.spec)):
+    if check_class and (not server.schedulable or _class_rule(draft.state.fleet.class_of(server), version.spec)):
         return False
     answer = _server_rule(draft, model, version, server)
     if isinstance(answer, str):
@@ -158,7 +166,7 @@ def _server_rule(
     host = server.devices.get(HOST_MEMORY)
     if host is None or host.error:
         return "devices"
-    room = room_on(draft, server, host)
+    room = room_after(draft, server, host)
     if room < spec.memory:
         return "memory"
     return (room - spec.memory) / (host.total or 1), (Booking(HOST_MEMORY, spec.memory),)
@@ -172,7 +180,7 @@ def _accelerators(draft: Draft, server: Server, spec: ModelSpec) -> str | tuple[
     idle = [device for device in devices if device.utilisation < draft.policy.utilisation_limit]
     if len(idle) < spec.devices:
         return "busy"
-    rooms = sorted((room, d.uuid, d.total) for d in idle if (room := room_on(draft, server, d)) >= spec.memory)
+    rooms = sorted((room, d.uuid, d.total) for d in idle if (room := room_after(draft, server, d)) >= spec.memory)
     if len(rooms) < spec.devices:
         return "memory"
     chosen = rooms[: spec.devices]
@@ -193,18 +201,9 @@ def _devices(server: Server, spec: ModelSpec) -> list[Device]:
     ]
 
 
-def room_on(draft: Draft, server: Server, device: Device) -> int:
-    """Return the bytes that one more replica may take on a device: what is not promised, and not taken by others either.
-
-    What is booked counts whether or not a reading shows it yet; what strangers took shows in the reading.
-    """
-    info, state = server.info, draft.state
-    key = (info.host, device.uuid)
-    more = draft.reserved.get(key, 0)
-    promise = device.total * info.over_commit_percent // 100
-    unpromised = device.total + promise - state.booked.get(key, 0)
-    untaken = min(device.free, device.largest_free) + promise - state.arriving.get(key, 0)
-    return min(unpromised, untaken) - more
+def room_after(draft: Draft, server: Server, device: Device) -> int:
+    """Return the bytes that one more replica may take on a device after the draft's facts."""
+    return room_on(draft.state, server, device) - draft.reserved.get((server.info.host, device.uuid), 0)
 
 
 def rule_against(draft: Draft, model: Model, version: Version, server: Server) -> str:
@@ -217,7 +216,7 @@ def rule_against(draft: Draft, model: Model, version: Version, server: Server) -
         return "starting"
     if server.stale:
         return "stale"
-    rule = _class_rule(class_of(server), version.spec)
+    rule = _class_rule(draft.state.fleet.class_of(server), version.spec)
     if rule:
         return rule
     answer = _server_rule(draft, model, version, server)
@@ -225,6 +224,20 @@ def rule_against(draft: Draft, model: Model, version: Version, server: Server) -
 
 
 def _refuse(draft: Draft, model: Model, version: Version) -> Refused:
+    """Say why no server takes it. The answer to one is the answer to all that ask for the same of the same fleet."""
+    spec, nothing_of_its_own = version.spec, not (draft.placed or version.places or any(model.of(version.generation)))
+    known = draft.state.fleet.refusals(draft.state)
+    asked = (spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, spec.memory)
+    asked = (*asked, draft.policy.utilisation_limit)
+    if nothing_of_its_own and asked in known:
+        return known[asked]
+    refused = _refused(draft, model, version)
+    if nothing_of_its_own:
+        known[asked] = refused
+    return refused
+
+
+def _refused(draft: Draft, model: Model, version: Version) -> Refused:
     counts: dict[str, int] = {}
     examples: list[Candidate] = []
     for key in sorted(draft.state.servers):
