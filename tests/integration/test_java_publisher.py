@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,7 +92,7 @@ def publish(broker: RunningBroker, pytestconfig: pytest.Config) -> Callable[[Pat
 @pytest.fixture
 def history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
     """Make a schema one of those that we ship, as if an earlier release had had it."""
-    (tmp_path / "history").mkdir()
+    shutil.copytree(schemas.folder() / "history", tmp_path / "history")
     monkeypatch.setattr(schemas, "folder", lambda: tmp_path)
     schemas.by_fingerprint.cache_clear()
 
