@@ -182,6 +182,8 @@ class Challenger:
         reader = LogReader(bus, just_before(self._place), name="magnetar-check")
         try:
             record = reader.read(BARRIER_S)
+            while record is not None and record.message_id < self._place:  # the batch before it may come, too
+                record = reader.read(BARRIER_S)
         finally:
             reader.close()
         if record is not None and record.entry.id != self.state.entry:

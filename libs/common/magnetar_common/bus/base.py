@@ -41,7 +41,7 @@ LATEST = MessageId(2**63 - 1, 2**63 - 1)
 
 
 def just_before(place: MessageId) -> MessageId:
-    """Return where to begin reading so that the message at a place comes first."""
+    """Return where to begin reading so that the message at a place comes soon: first, or after others of its ledger."""
     return place._replace(batch=place.batch - 1) if place.batch > 0 else MessageId(place.ledger, place.entry - 1)
 
 
