@@ -106,6 +106,8 @@ def test_flags_for_snapshots_reach_the_service(name: str, monkeypatch: pytest.Mo
 
     monkeypatch.delenv("MAGNETAR_CONTEXT", raising=False)  # another test may have chosen one
     monkeypatch.setattr(f"magnetar_{name}.main.run", run)
-    with mock.patch.dict(os.environ, {"MAGNETAR_SNAPSHOTS_KEEP": "5", "MAGNETAR_SNAPSHOTS_URL": "file:///b"}):
+    broker = {"MAGNETAR_CONTEXT": "", "MAGNETAR_PULSAR_URL": "pulsar://127.0.0.1:6650"}
+    given = {"MAGNETAR_SNAPSHOTS_KEEP": "5", "MAGNETAR_SNAPSHOTS_URL": "file:///b"}
+    with mock.patch.dict(os.environ, {**broker, **given}):
         command_of(name, SERVICES[name])(["--snapshots-url", "file:///a"], standalone_mode=False)
     assert seen == [SnapshotSettings(url="file:///a", keep=5)]
