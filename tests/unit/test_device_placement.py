@@ -144,3 +144,17 @@ def test_devices_of_the_placement_reach_the_server(tmp_path: Path) -> None:
     assert command.command.devices == ("GPU-1", "GPU-2")  # type: ignore[union-attr]
     assert isinstance(world.log[-1].facts[-1], f.ReplicaPlaced)
     assert set(world.states().values()) == {R.LOAD_REQUESTED}
+
+
+def test_room_that_a_finished_load_makes_for_another_server_of_its_host_is_seen() -> None:
+    """While a load runs no reading shows it, and it counts on top of the readings of everybody on that host."""
+    world = World()
+    memory = Device(uuid="cpu", total=300 * MIB, free=100 * MIB, largest_free=100 * MIB)
+    for server in ("a", "b"):
+        world.join(server, host="shared", devices=(memory,))
+    world.deploy(spec("first", memory=60 * MIB, server="a"))
+    world.deploy(spec("second", memory=80 * MIB, server="b"))
+    assert world.states("default/second") == {}
+    world.answer()
+    world.deploy(spec("third", memory=80 * MIB, server="b"))
+    assert world.states("default/third") == {(1, "local/b/0"): R.LOAD_REQUESTED}

@@ -1,5 +1,6 @@
 """Leases: silence counts only in proven time, evictions are limited, and no suspicion lasts for ever."""
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -327,3 +328,15 @@ def test_liveness_whatever_happened_the_dead_are_gone_in_bounded_proven_time(
     world.run(9 + 60 + 2)
     assert dead <= set(world.lost)
     assert not world.leases.suspected(world.now)
+
+
+def test_the_longest_silence_is_the_greatest_age() -> None:
+    """It is found without looking at everybody, whoever was heard again, evicted or forgotten meanwhile."""
+    fleet = Leases(Policy(), 0.0)
+    chance = random.Random(2)
+    for step in range(500):
+        now, instance = float(step), str(chance.randrange(20))
+        chance.choice((fleet.observe, fleet.observe, fleet.bury))(instance, MessageId(0, step), now)
+        if step % 7 == 0:
+            fleet.forget(str(chance.randrange(20)))
+        assert fleet.silence(now) == max(fleet.ages(now).values(), default=0.0)
