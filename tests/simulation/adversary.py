@@ -17,8 +17,9 @@ from magnetar_events import ModelEvent
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.requests import DeployModel, RequestKind, ScaleModel, SetPolicy, UndeployModel
-from tests.simulation.bus import SimBus, SimProducer
+from tests.simulation.bus import SimBus
 from tests.simulation.cluster import Cluster, Service
+from tests.simulation.endpoints import SimProducer
 from tests.simulation.invariants import Checker
 from tests.simulation.runtime import Process
 from tests.simulation.servers import MIB
