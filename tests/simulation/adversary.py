@@ -17,8 +17,9 @@ from magnetar_events import ModelEvent
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.requests import DeployModel, RequestKind, ScaleModel, SetPolicy, UndeployModel
-from tests.simulation.bus import SimBus, SimProducer
+from tests.simulation.bus import SimBus
 from tests.simulation.cluster import Cluster, Service
+from tests.simulation.endpoints import SimProducer
 from tests.simulation.invariants import Checker
 from tests.simulation.runtime import Process
 from tests.simulation.servers import MIB
@@ -174,12 +175,19 @@ class Adversary:
 
     def _crash_busy_leader(self) -> None:
         """Kill the leader while the broker stores slowly and users ask a lot: with a full pipeline."""
-        self._slow_broker()
+        self.cluster.broker.slow_s = 2.5
+        self.hub.after(self._seconds(2.0, 6.0), self._fast_broker)
         for _ in range(self.random.randint(2, 5)):
             self._wish()
         leader = self._leading()
         if leader is not None:
-            self.hub.after(self.random.uniform(0.02, 1.0), leader.process.kill)
+            self._kill_when_full(leader.process, self.hub.now + 4.0)
+
+    def _kill_when_full(self, process: Process, until: float) -> None:
+        if self.cluster.broker.topic(STATE_CHANGES.name).pending:
+            self.hub.after(self.random.uniform(0.0, 0.3), process.kill)
+        elif self.hub.now < until:
+            self.hub.after(0.02, self._kill_when_full, process, until)
 
     def _freeze_leader(self) -> None:
         """Stop the leader for longer than the keep-alive: another takes over, and then it goes on."""

@@ -15,7 +15,8 @@ from magnetar_common.errors import BusError, BusRefused, Fenced, TopicHeld
 from tests.simulation.runtime import Hub
 
 if TYPE_CHECKING:
-    from tests.simulation.bus import Sending, SimBus, SimProducer, SimReader
+    from tests.simulation.bus import SimBus
+    from tests.simulation.endpoints import Sending, SimProducer, SimReader
 
 KEEP_ALIVE_S = (5.0, 10.0)
 """A connection that says nothing is dropped after a time between these (seconds): ``keepAliveIntervalSeconds=5``."""

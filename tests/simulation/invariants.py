@@ -18,19 +18,16 @@ from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.registrar import Registrar
 from magnetar_common.routing import content, route_of
 from magnetar_common.state import State
-from magnetar_common.status import ModelState, model_status
 from magnetar_common.topics import COMMANDS, MODEL_EVENTS, ROUTES, SERVICE_REGISTRY, STATE_CHANGES
-from magnetar_common.transitions import R
 from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, SERVICE_RECORD, Route
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import BARRIER, Entry
-from magnetar_events.models import served_name
 from magnetar_events.requests import DeployModel, UndeployModel
 from magnetar_projector.projector import Projector
 from magnetar_scheduler.leader import Leader
-from tests.simulation.bus import Sending, SimProducer
 from tests.simulation.cluster import Cluster
+from tests.simulation.endpoints import Sending, SimProducer
 from tests.simulation.runtime import Process
 
 MARGIN_S = 20.0
@@ -75,8 +72,8 @@ class Checker:
         self._ids: list[str] = []
         self._terms: list[int] = []
         self._writers: dict[int, str] = {}
-        self._requests: Counter[tuple[str, str]] = Counter()
-        self._wanted: set[str] = set()
+        self.requests: Counter[tuple[str, str]] = Counter()
+        self.wanted: set[str] = set()
         self._next_request = 0
         self._last_report = MessageId(-1, -1)
         self._seen_terms: dict[int, int] = {}
@@ -237,6 +234,7 @@ class Checker:
             expected = str(messages[self._next_request].id) if self._next_request < len(messages) else "none"
             if source.message_id != expected:
                 self.fail("each input is handled once", f"{where}: handles {source.message_id}, next is {expected}")
+                return
             self._next_request += 1
         handled = entry.handled.get("model-events", "")
         last = str(topics[MODEL_EVENTS.name].messages[self._next_request - 1].id) if self._next_request else ""
@@ -287,14 +285,14 @@ class Checker:
         if isinstance(fact, f.RequestRejected) and fact.code == "DEFECT":
             self.fail("decide never fails", f"{where}: {fact.message}")
         if fact.request:
-            self._requests[fact.source, fact.request] += 1
-            if self._requests[fact.source, fact.request] > 1:
+            self.requests[fact.source, fact.request] += 1
+            if self.requests[fact.source, fact.request] > 1:
                 self.fail("each request is handled once", f"{where}: {fact.kind} {fact.request} of {fact.source}")
         if isinstance(fact, f.RequestAccepted):
             if fact.kind == DeployModel.__name__:
-                self._wanted.add(fact.subject)
+                self.wanted.add(fact.subject)
             elif fact.kind == UndeployModel.__name__:
-                self._wanted.discard(fact.subject)
+                self.wanted.discard(fact.subject)
 
     def _model_wanted(self, fact: f.ModelWanted, where: str) -> None:
         before = self.state.generations.get(fact.model, 0)
@@ -374,11 +372,11 @@ class Checker:
         known = self._changed.get(key, -1)
         comparable = known <= route.position <= state.position and self._terms[route.position] == route.term
         if comparable:
-            expected = self._expected(key)
-            if not _same(route, expected):
+            expected = self.expected(key)
+            if not same(route, expected):
                 self.fail("a route is the state's at its position", f"{key}: {route.targets}, state: {expected}")
 
-    def _expected(self, key: str) -> Route | None:
+    def expected(self, key: str) -> Route | None:
         """Return the route that the stored log stands for; None = the model has none."""
         model = self.state.models.get(key)
         return None if model is None or (model.deleted and not model.traffic) else route_of(self.state, model)
@@ -404,74 +402,8 @@ class Checker:
                 self.fail("the projector's state is the folded log", _difference(projector.state, self.state))
         return ""
 
-    def unsettled(self) -> str:
-        """Return what keeps the world from being at rest; empty once all is as it must be in the end."""
-        state, cluster = self.state, self.cluster
-        leader = self.leader()
-        if leader is None or leader.term != state.term or leader._dispatch.behind:
-            return "nobody leads, or the leader is behind"
-        if leader.state.position != state.position:
-            return f"the leader is at {leader.state.position}, the log at {state.position}"
-        for user in cluster.users:
-            if not user.idle:
-                return f"{user.name} still asks"
-            for request in user.acknowledged:
-                if self._requests[request] != 1:
-                    return f"request {request} was acknowledged and handled {self._requests[request]} times"
-        wanted = {key for key, model in state.models.items() if not model.deleted}
-        if wanted != self._wanted:
-            return f"wanted are {sorted(self._wanted)}, and there are {sorted(wanted)}"
-        for key, model in sorted(state.models.items()):
-            status = model_status(model)
-            if model.deleted or status.state is ModelState.PROGRESSING:
-                return f"{key} is {status.state}: {status.reason}"
-            if status.state is not ModelState.AVAILABLE and not (status.code and status.reason):
-                return f"{key} is {status.state} without a reason"
-            target = model.target
-            waits = target.refused is not None or target.failed is not None
-            for replica in model.replicas.values():
-                # A new version of which not all replicas fit does not take over from one that serves.
-                held_back = replica.state is R.LOADED and waits and replica.generation == model.generation
-                if replica.state is not R.AVAILABLE and not held_back and not state.servers[replica.server].lost:
-                    return f"{replica.key} is {replica.state}"
-        return self._unsettled_servers() or self._unsettled_routes() or self._unsettled_projector()
 
-    def _unsettled_servers(self) -> str:
-        for agent in self.cluster.agents:
-            server = self.cluster.server_of(agent)
-            known = self.state.servers.get(f"local/{server.name}/0")
-            if not agent.wanted:
-                if known is not None and not known.lost:
-                    return f"{server.name} is gone and not known as lost"
-                continue
-            if known is None or known.lost or not known.inventory or known.record.status != "UP":
-                return f"{server.name} is there and not known as such"
-            if known.incarnation not in agent.process.tokens:
-                return f"{server.name} has another life than the state says"
-            expected = sorted(served_name(*place) for place in known.replicas)
-            if server.ready() != expected:
-                return f"{server.name} holds {server.ready()}, and the state says {expected}"
-        for host in self.cluster.hosts:
-            for device, used in host.used.items():
-                if used > host.totals[device]:
-                    return f"{host.name}/{device} has {host.totals[device]} and {used} are used"
-        return ""
-
-    def _unsettled_routes(self) -> str:
-        for key in sorted({*self.routes, *self.state.models}):
-            expected = self._expected(key)
-            if not _same(self.routes.get(key), expected):
-                return f"the route of {key} is {self.routes.get(key)}, and the state says {expected}"
-        return ""
-
-    def _unsettled_projector(self) -> str:
-        for process, projector in self.projectors.items():
-            if process.alive and (projector.halted or projector.state.position != self.state.position):
-                return f"the projector is at {projector.state.position} of {self.state.position} {projector.halted}"
-        return ""
-
-
-def _same(one: Route | None, other: Route | None) -> bool:
+def same(one: Route | None, other: Route | None) -> bool:
     """Whether two routes send requests to the same places."""
     return one is other if one is None or other is None else content(one) == content(other)
 

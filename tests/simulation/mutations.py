@@ -73,7 +73,7 @@ def act_before_the_acknowledgement() -> Generator[None]:
 @contextmanager
 def no_barrier() -> Generator[None]:
     """A new leader takes what it has read for the whole log."""
-    with _instead(Challenger, "_read_to_barrier", lambda _: lambda challenger, reader, producer: None):
+    with _instead(Challenger, "_read_to_barrier", lambda _: lambda challenger, reader, producer: True):
         yield
 
 
@@ -164,13 +164,13 @@ def generations_from_memory() -> Generator[None]:
     memories: dict[object, dict[str, int]] = {}
 
     def make(original: Any) -> Any:
-        def deploy(draft: Draft, event: Any, wish: DeployModel) -> None:
+        def deploy(draft: Draft, *arguments: Any) -> None:
             task = Hub.current.task
             memory = memories.setdefault(task.process if task is not None else None, {})
             state, truth = draft.state, draft.state.generations
             state.generations = memory
             try:
-                original(draft, event, wish)
+                original(draft, *arguments)
             finally:
                 state.generations = truth
             memory.update({fact.model: fact.generation for fact in draft.facts if isinstance(fact, f.ModelWanted)})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tests.simulation.adversary import Adversary
 from tests.simulation.cluster import Cluster
 from tests.simulation.invariants import Checker, Violated
+from tests.simulation.rest import unsettled
 from tests.simulation.runtime import Hub
 from tests.simulation.underneath import simulated
 
@@ -67,7 +68,7 @@ class Simulation:
             Violated: it is not within so many virtual seconds, or an invariant broke.
         """
         end = self.hub.now + within
-        while left := self.checker.unsettled():
+        while left := unsettled(self.checker):
             if self.hub.now >= end:
                 raise Violated("every wish ends Available, or says why not", f"after {within} quiet seconds: {left}")
             self.run_for(1.0)
@@ -132,7 +133,7 @@ def run_seed(seed: int, mutation: AbstractContextManager[object] | None = None) 
             adversary.heal()
             running.settle()
         except Exception as error:
-            result.failure = error
+            result.failure = hub.failure or error
         result.seconds = hub.now - began
         result.steps, result.digest, result.faults = hub.steps, hub.digest, adversary.faults
         result.entries, result.told = running.checker.state.position + 1, hub.told()
