@@ -38,7 +38,8 @@ def ordered(state: State) -> dict[str, Any]:
     replicas = [list(server.replicas.items()) for server in state.servers.values()]
     infos = [(server.info, list(server.devices)) for server in state.servers.values()]
     models = [(list(model.versions), list(model.replicas)) for model in state.models.values()]
-    fleet = sorted((repr(kind), list(ranks)) for kind, ranks in state.fleet.classes())
+    fleet = sorted((repr(kind), list(ranks)) for kind, ranks in state.fleet.classes(state))
+    shown["rooms"] = sorted(state.fleet.rooms(state).items())
     return {**shown, "replicas": replicas, "infos": infos, "orders": models, "fleet": fleet, "due": state.next_due()}
 
 
