@@ -4,11 +4,13 @@ import base64
 import datetime as dt
 import ipaddress
 import secrets
+import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import jwt
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -151,5 +153,19 @@ def start(folder: Path) -> SecureBroker:
         "brokerClientAuthenticationPlugin": "org.apache.pulsar.client.impl.auth.AuthenticationToken",
         "brokerClientAuthenticationParameters": f"token:{token('broker')}",
     }
-    process = jvm.start(folder / "data", settings=settings, token=token(ADMIN))
-    return SecureBroker(process, f"pulsar+ssl://localhost:{tls}", f"https://localhost:{admin_tls}", authority, key)
+    admin_url = f"https://localhost:{admin_tls}"
+    http = httpx.Client(
+        base_url=admin_url,
+        headers={"Authorization": f"Bearer {token(ADMIN)}"},
+        verify=ssl.create_default_context(cafile=str(authority.certificate)),
+        timeout=2,
+    )
+
+    def ready() -> bool:
+        try:
+            return http.get("/admin/v2/namespaces/public/default").is_success
+        except httpx.TransportError:
+            return False
+
+    process = jvm.start(folder / "data", settings=settings, ready=ready)
+    return SecureBroker(process, f"pulsar+ssl://localhost:{tls}", admin_url, authority, key)
