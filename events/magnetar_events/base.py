@@ -99,5 +99,7 @@ Memory = Annotated[int, BeforeValidator(parse_memory), Field(ge=0, le=_MAX_LONG)
 Millis = Annotated[int, Field(ge=0, le=_MAX_LONG)]
 """A point in time (milliseconds since the epoch) or a duration in milliseconds."""
 
-Labels = Annotated[dict[Annotated[str, Field(max_length=128), AfterValidator(_open)], Text], Field(max_length=64)]
-"""Free key-value pairs."""
+_Label = Annotated[str, Field(max_length=128), AfterValidator(_printable), AfterValidator(_open)]
+
+Labels = Annotated[dict[_Label, Text], Field(max_length=64)]
+"""Free key-value pairs, of which the same holds as of other text."""

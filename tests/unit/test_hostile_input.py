@@ -22,7 +22,7 @@ from magnetar_events import AGENT_EVENT, ENTRY, MODEL_EVENT, SERVICE_RECORD, Ent
 from magnetar_events import facts as f
 from magnetar_events import reports as r
 from magnetar_events.codec import Undecodable
-from magnetar_events.entry import MAX_ENTRY_BYTES, MAX_INPUT_BYTES, Input
+from magnetar_events.entry import FOLD_VERSION, MAX_ENTRY_BYTES, MAX_INPUT_BYTES, Input
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device
@@ -275,7 +275,7 @@ def test_lives_of_a_server_are_bounded() -> None:
 
 
 def fold_all(state: State, facts: list[f.Fact]) -> None:
-    entry = Entry("x", state.position + 1, 1, 0, 0, 1, Input("timer"), {}, tuple(facts))
+    entry = Entry("x", state.position + 1, 1, 0, 0, FOLD_VERSION, Input("timer"), {}, tuple(facts))
     assert fold(state, ENTRY.decode_trusted(ENTRY.encode(entry), ""))
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magnetar_common.bus.base import MessageId
@@ -286,6 +286,10 @@ def _apply(world: World, event: tuple[str, object]) -> None:
             world.leases.restart_all(world.now)
 
 
+unhurried = settings(deadline=None)  # a loaded machine is not what these are about
+
+
+@unhurried
 @given(EVENTS)
 def test_safety_no_fault_of_ours_ever_evicts_an_instance_that_beats(events: list[tuple[str, object]]) -> None:
     world = World(GENEROUS, instances=15)
@@ -295,6 +299,7 @@ def test_safety_no_fault_of_ours_ever_evicts_an_instance_that_beats(events: list
     assert world.lost == {}
 
 
+@unhurried
 @given(EVENTS, st.integers(1, 5), st.floats(0, 1))
 def test_safety_no_minute_sees_more_evictions_than_the_limit(
     events: list[tuple[str, object]], floor: int, share: float
@@ -316,6 +321,7 @@ def test_safety_no_minute_sees_more_evictions_than_the_limit(
         assert sum(t - 60 < other <= t for other in times) <= max(floor, int(share * 15))
 
 
+@unhurried
 @given(EVENTS)
 def test_liveness_whatever_happened_the_dead_are_gone_in_bounded_proven_time(
     events: list[tuple[str, object]],
