@@ -235,6 +235,18 @@ def test_topics_of_the_embedded_broker_need_no_care(cli: Cli) -> None:
     assert cli.json("topics", "check") == []
 
 
+def test_grants_say_what_is_missing(cli: Cli) -> None:
+    """An agent's is for one server, others' for none; and the embedded broker knows no roles."""
+    for arguments, said in (
+        (("--as", "agent"), "--server NAME/REPLICA"),
+        (("--as", "agent", "--server", "../x/0"), "--server NAME/REPLICA"),
+        (("--as", "scheduler", "--server", "a/0"), "--server is for an agent"),
+        (("--as", "publisher"), "knows no roles"),
+    ):
+        cli("topics", "grant", "somebody", *arguments, expect=ExitCode.USAGE)
+        assert said in cli.err
+
+
 def test_an_empty_log_is_no_error(cli: Cli) -> None:
     assert cli.json("model", "list") == []
     assert cli.json("log") == []
