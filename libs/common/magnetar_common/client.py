@@ -221,10 +221,18 @@ class Magnetar:
             if self._signer is not None:
                 properties = self._signer.sign(payload, properties)
             producer.send(payload, key=wish.subject, properties=properties)
-        except BaseException:
+        except BaseException as error:
             reader.close()
+            if isinstance(error, BusUnavailable):
+                self._drop(producer)  # to open another one may work sooner, and if it does not, it says why
             raise
         return Handle(self._bus, event, reader)
+
+    def _drop(self, producer: Producer) -> None:
+        with self._opening:
+            if self._producer is producer:
+                self._producer = None
+        producer.close()
 
     def _opened(self) -> Producer:
         with self._opening:

@@ -8,6 +8,7 @@ import structlog
 
 from magnetar_agent.threads import Failed, guarded
 from magnetar_common.bus import Bus, Producer
+from magnetar_common.bus.follower import Backoff
 from magnetar_common.errors import BusError, BusRefused
 from magnetar_common.topics import AGENT_EVENTS
 from magnetar_events import AGENT_EVENT, AgentEvent, schemas
@@ -16,9 +17,6 @@ from magnetar_events.reports import ReportKind
 
 MAX_WAITING = 10_000
 """Reports kept while the broker is away. Beyond it the oldest are dropped, and the inventory is reported instead."""
-
-RETRY_S = 0.5
-"""Between two tries while the broker is away (seconds)."""
 
 _log = structlog.get_logger(__name__)
 
@@ -47,6 +45,7 @@ class Reporter:
         self._changed = threading.Condition()
         self._closing = False
         self._dropped = 0
+        self._backoff = Backoff()
         self.number = 0
         """Of the last report."""
         self.error = ""
@@ -88,9 +87,12 @@ class Reporter:
                 kind = type(event.report).__name__
                 _log.error("a report was refused", number=event.number, kind=kind, error=str(error))
             except BusError as error:
+                producer.close()  # to open another one may work sooner, and if it does not, it says why
+                producer = None
                 if not self._try_again(error):
-                    break
+                    return
                 continue
+            self._backoff.reset()
             self._done(event)
         if producer is not None:
             producer.close()
@@ -119,7 +121,7 @@ class Reporter:
         """Wait a little after a failure; return False if this is the end."""
         self.error = str(error)
         with self._changed:
-            if self._changed.wait_for(lambda: self._closing, RETRY_S):
+            if self._changed.wait_for(lambda: self._closing, self._backoff.seconds()):
                 _log.warning("reports could not be sent before the end", waiting=len(self._waiting), error=self.error)
                 return False
         return True

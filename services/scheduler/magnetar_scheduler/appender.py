@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from magnetar_common.bus import MessageId, Producer
+from magnetar_common.bus import EARLIEST, MessageId, Producer
 from magnetar_common.errors import BusError, Deposed
 
 FRESH_S = 5.0
@@ -34,6 +34,8 @@ class Appender:
         self._pending: deque[tuple[int, float]] = deque()
         self._failure: BusError | None = None
         self._told = False
+        self._place = EARLIEST
+        self._turned: tuple[int, MessageId] | None = None
         self.acknowledged = -1
         """Position of the last entry that is stored."""
         self.proven = time.monotonic()
@@ -57,12 +59,23 @@ class Appender:
                     self._failure = self._failure or result
                 elif self._failure is None:
                     _, self.proven = self._pending.popleft()
-                    self.acknowledged = position
+                    if result.ledger != self._place.ledger and self._turned is None and self._place != EARLIEST:
+                        self._turned = self.acknowledged, self._place
+                    self.acknowledged, self._place = position, result
                 told, self._told = self._told, True
             if not told:
                 self._on_acknowledged()
 
         self._producer.send_async(payload, stored, properties=properties)
+
+    def turned(self) -> tuple[int, MessageId] | None:
+        """Return the last position, and its place, before the broker began another ledger, once; None if it did not.
+
+        It does so now and then, when it lets go of the topic, and for a topic that was deleted and made anew.
+        """
+        with self._lock:
+            turned, self._turned = self._turned, None
+            return turned
 
     def flush(self) -> None:
         """Send now what waits to be batched."""

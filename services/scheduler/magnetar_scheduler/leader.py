@@ -14,7 +14,7 @@ import structlog
 
 from magnetar_common import __version__
 from magnetar_common.bus import EARLIEST, Anchor, Bus, Message, MessageId
-from magnetar_common.errors import BusError, Deposed
+from magnetar_common.errors import BusError, BusUnavailable, Deposed, LogReplaced
 from magnetar_common.evolve import fold
 from magnetar_common.metrics import (
     DECIDE_SECONDS,
@@ -36,6 +36,7 @@ from magnetar_events.credentials import redacted
 from magnetar_events.entry import Entry, Input
 from magnetar_scheduler.appender import FRESH_S, Appender
 from magnetar_scheduler.authentic import examined
+from magnetar_scheduler.custody import check_history
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.inputs import Alive, Decidable, Elected, Rejected, Request, understand
@@ -185,6 +186,7 @@ class Leader:
             self._hear(item, now)
         elif item is _ACKNOWLEDGED:
             self._appender.check()
+            self._check_history()
         elif isinstance(item, Exception):
             raise Deposed(f"an input could not be followed: {type(item).__name__}: {item}") from item
         self._act()
@@ -378,6 +380,16 @@ class Leader:
         if now >= self._next_measure:
             self._next_measure = now + MEASURE_S
             self._measure()
+
+    def _check_history(self) -> None:
+        """After the broker began another ledger: see that what was written before is still there."""
+        if (turned := self._appender.turned()) is None:
+            return
+        position, place = turned
+        try:
+            check_history(self._bus, position, self.state.recent.get(position, ""), place)
+        except (LogReplaced, BusUnavailable) as error:
+            raise Deposed(f"the log may not be the one that was led: {error}") from error
 
     def _act(self) -> None:
         """Send what the stored entries ask for, if the log has proven to be ours a moment ago; else let it prove it."""

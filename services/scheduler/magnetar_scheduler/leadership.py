@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from magnetar_common.bus import EARLIEST, Bus, Producer, just_before
-from magnetar_common.errors import BusError, CannotFence, LogError, LogReplaced, TopicHeld
+from magnetar_common.bus import EARLIEST, Bus, Producer
+from magnetar_common.errors import BusError, BusUnavailable, CannotFence, LogError, TopicHeld
 from magnetar_common.log import LogReader, LogRecord
 from magnetar_common.metrics import START_ENTRIES
 from magnetar_common.snapshot import Snapshots, beginning
@@ -22,6 +22,7 @@ from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY, schemas, versions
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import BARRIER, FOLD_VERSION_PROPERTY, Entry, Input
+from magnetar_scheduler.custody import check_history
 
 _log = structlog.get_logger(__name__)
 
@@ -172,23 +173,19 @@ class Challenger:
         return False
 
     def _is_ours(self, bus: Bus) -> bool:
-        """Whether the log still holds the last entry that is folded; False if it cannot be read now.
+        """Whether the log is still the one that was folded; False if it cannot be told now.
 
         Raises:
-            LogReplaced: it does not.
+            LogReplaced: it is another one.
         """
         if self.state.position < 0:
             return True
-        reader = LogReader(bus, just_before(self._place), name="magnetar-check")
         try:
-            record = reader.read(BARRIER_S)
-            while record is not None and record.message_id < self._place:  # the batch before it may come, too
-                record = reader.read(BARRIER_S)
-        finally:
-            reader.close()
-        if record is not None and record.entry.id != self.state.entry:
-            raise LogReplaced(self.state.position, self.state.entry, str(self._place))
-        return record is not None
+            check_history(bus, self.state.position, self.state.entry, self._place)
+        except BusUnavailable as error:
+            _log.warning("the log cannot be compared with what was read from it", error=str(error))
+            return False
+        return True
 
     def _fold(self, reader: LogReader, record: LogRecord) -> None:
         if reader.fold(self.state, record):

@@ -46,7 +46,7 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    monkeypatch.setattr(reporters, "RETRY_S", 0.01)
+    monkeypatch.setattr("magnetar_common.bus.follower.BACKOFF_S", (0.01, 0.01))
     made = Bench()
     yield made
     made.reporter.close()

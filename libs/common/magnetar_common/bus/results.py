@@ -45,7 +45,14 @@ _ERRORS: dict[str, type[BusError]] = {
 }
 """What the client's results mean for us. What is not listed (permission, schema, size, name, …) is a refusal."""
 
+_QUOTA = (
+    "the backlog quota is full and its policy holds producers back: a subscription does not keep up; see `pulsar-admin "
+    "topics stats` and `namespaces get-backlog-quotas`"
+)
+
 _HINTS = {
+    "ProducerBlockedQuotaExceededError": _QUOTA,
+    "ProducerBlockedQuotaExceededException": _QUOTA,
     "TopicNotFound": "there is no such topic or namespace: run `magnetar topics apply`",
     "Timeout": "not reached in time; a wrong or missing token shows as this, too",
     "IncompatibleSchema": "the topic's schema does not admit this one",
