@@ -23,7 +23,7 @@ from magnetar_events.schemas import schema_json
 from tests.support.brokers import settings_for
 from tests.support.world import MIB, spec
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """What has not happened after this time (seconds) never will."""
 
 
