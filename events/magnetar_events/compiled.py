@@ -66,6 +66,9 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
 
 def _count(data: bytes, at: int) -> tuple[int, int]:
     """Return the number of items in the next block of an array or a map, and where they begin."""
+    byte = data[at]
+    if not byte & 129:
+        return byte >> 1, at + 1
     count, at = _long(data, at)
     if count < 0:
         count, (_, at) = -count, _long(data, at)
@@ -202,7 +205,10 @@ def _read(source: "_Source", annotation: Any, name: str, depth: int, raw: bool) 
         members = _ordered(annotation)
         named = raw and sum(map(is_record, members)) > 1
         table = {index: _read_one(member, raw, named) for index, member in enumerate(members)}
-        line(depth, f"n, p = long(b, p); {name}, p = {source.bind(table)}[n](b, p)")
+        line(depth, "n = b[p]")
+        line(depth, "if n & 129: n, p = long(b, p)")
+        line(depth, "else: n >>= 1; p += 1")
+        line(depth, f"{name}, p = {source.bind(table)}[n](b, p)")
 
 
 @cache

@@ -36,8 +36,11 @@ _FORMS = (
 
 def holds_credential(text: str) -> bool:
     """Whether a text holds something that looks like a credential."""
+    if not text:
+        return False
     lower = text.lower()
-    return any(needle in lower and form.search(text) is not None for needle, form in _FORMS)
+    possible = [form for needle, form in _FORMS if needle in lower]
+    return bool(possible) and any(form.search(text) for form in possible)
 
 
 def bytes_hold_credential(data: bytes) -> bool:

@@ -23,7 +23,7 @@ from magnetar_events.schemas import schema_json
 from tests.support.brokers import settings_for
 from tests.support.world import MIB, spec
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """What has not happened after this time (seconds) never will."""
 
 
@@ -89,14 +89,19 @@ class Stand:
         self._children: list[Child] = []
         self._requests = self.bus.producer(MODEL_EVENTS.name, schema=schema_json(MODEL_EVENTS.schema), batching=True)
 
-    def scheduler(self) -> Child:
-        """Start a scheduler: it leads, or stands by."""
+    def scheduler(self, **more: str) -> Child:
+        """Start a scheduler: it leads, or stands by.
+
+        Args:
+            more: of its environment.
+        """
         environment = {
             "MAGNETAR_PULSAR_URL": self.settings.url,
             "MAGNETAR_PULSAR_ADMIN_URL": self.settings.admin_url,
             "MAGNETAR_PULSAR_TENANT": self.settings.tenant,
             "MAGNETAR_PULSAR_DATA_DIR": self.settings.data_dir,
             "MAGNETAR_SCHEDULER_PORT": "0",
+            **more,
         }
         return self._child(environment, "-c", "import sys; from magnetar_scheduler.main import run; sys.exit(run())")
 
