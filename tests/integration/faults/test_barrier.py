@@ -41,7 +41,7 @@ class Watched(Challenger):
         while not reader.at_end():
             record = reader.read(5)
             if record is not None:
-                self._fold(record)
+                self._fold(reader, record)
         naive_end = self.state.position
         found = super()._read_to_barrier(reader, producer)
         self.late = self.state.position - naive_end
