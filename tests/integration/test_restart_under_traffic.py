@@ -56,7 +56,7 @@ def test_no_request_fails_while_the_scheduler_restarts(
         all_answer()  # nobody leads
         with leading(connect, identity="next") as led:
             all_answer()
-            eventually(lambda: led.leader._next_routes > 0)  # the routes were compared with the state
+            eventually(lambda: led.leader._routes._next > 0)  # the routes were compared with the state
             all_answer()
             assert led.state.term == 2
     finally:
