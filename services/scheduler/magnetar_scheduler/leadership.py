@@ -70,8 +70,11 @@ class Challenger:
         self.start = "the log is being folded"
         """How it got to the end of the log, for people."""
 
-    def run(self) -> Mandate | None:
+    def run(self, *, once: bool = False) -> Mandate | None:
         """Wait until this process holds the log and has read it to its end; None when told to stop.
+
+        Args:
+            once: also return None if the first try to hold it fails.
 
         Raises:
             CannotFence: the broker does not keep a second leader out, and no lock stands in for it.
@@ -100,6 +103,8 @@ class Challenger:
                         return mandate
                     bus.close()
                     bus = None
+                    if once:
+                        return None
                     if not said:
                         _log.info("another scheduler leads; standing by")
                         said = True

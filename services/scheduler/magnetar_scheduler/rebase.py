@@ -57,14 +57,7 @@ def rebase(connect: Callable[[], Bus], *, finalize: bool = False) -> Rebased:
         LogError: the log cannot be followed.
         BusError: nothing, or not all, was appended; run it again.
     """
-    connections: list[Bus] = []
-
-    def connected() -> Bus:
-        connections.append(connect())
-        return connections[-1]
-
-    # The first connection follows the log, the second one tries to hold it: once is enough.
-    mandate = Challenger(connected, lambda: len(connections) > 1, lambda _: None).run()
+    mandate = Challenger(connect, lambda: False, lambda _: None).run(once=True)
     if mandate is None:
         raise TopicHeld("the log is held by a scheduler, or cannot be held: stop all schedulers first")
     try:
