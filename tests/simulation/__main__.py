@@ -37,7 +37,7 @@ def main() -> int:
     options = parser.parse_args()
     faults: Counter[str] = Counter()
     failed: list[Result] = []
-    done, seconds, began = 0, 0.0, time.monotonic()
+    done, loads, seconds, began = 0, 0, 0.0, time.monotonic()
     size = min(BATCH, max(1, options.seeds // options.processes))
     firsts = range(options.first, options.first + options.seeds, size)
     counts = [min(size, options.first + options.seeds - first) for first in firsts]
@@ -46,6 +46,7 @@ def main() -> int:
             for result in results:
                 done += 1
                 seconds += result.seconds
+                loads += result.loads
                 faults.update(result.faults)
                 if result.failure is not None:
                     failed.append(result)
@@ -53,7 +54,7 @@ def main() -> int:
             rate = done / (time.monotonic() - began)
             print(
                 f"\r{done}/{options.seeds} seeds, {rate:.1f}/s, {seconds:.0f} virtual seconds, "
-                f"{sum(faults.values())} faults, {len(failed)} failed ",
+                f"{sum(faults.values())} faults, {loads} loads, {len(failed)} failed ",
                 end="",
                 flush=True,
                 file=sys.stderr,

@@ -252,8 +252,8 @@ class Cluster:
         self.hub.park(0.3)
         return Beside(SimAdapter(server), 8080, 0, ("sklearn",), tuple, lambda: None)
 
-    def fetch(self, uri: str, options: object, into: Path, *, expected: str = "") -> Any:
-        return self.store.fetch(uri, options, into, expected=expected)
+    def fetch(self, uri: str, options: object, into: Path, **how: Any) -> Any:
+        return self.store.fetch(uri, options, into, **how)
 
     def devices(self) -> HostDevices:
         return HostDevices(self._server_here().host)

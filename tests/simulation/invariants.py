@@ -4,6 +4,7 @@ The checker folds the log by itself, as it is stored, and compares with it whate
 and obeyed, routes when they are stored, loads when the agents begin them.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
@@ -160,7 +161,10 @@ class Checker:
             if act in self._begun:
                 self.fail("an agent acts once on a command", f"{self._here().name} acts again on {act[1:]}")
             self._begun.add(act)
-            return original(operations, wanted, position, **more)
+            answer = original(operations, wanted, position, **more)
+            if re.search(r"Error at \w+\.py:\d+$", getattr(answer, "message", "")):
+                self.fail("an operation fails for a reason of its own", f"{self._here().name}: {answer.message}")
+            return answer
 
         return operate
 

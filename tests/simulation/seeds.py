@@ -11,6 +11,9 @@ EACH = 10
 
 def check(seeds: Iterable[int]) -> None:
     """Run seeds, and fail with all that a failing one tells."""
+    loads = 0
     for seed in seeds:
         result = run_seed(seed)
         assert result.failure is None, "\n" + report(result)
+        loads += result.loads
+    assert loads > 5 * EACH  # a run in which nothing is loaded proves nothing

@@ -236,7 +236,9 @@ class Store:
         self._random = Random(f"{seed}/store")
         self._cached: set[tuple[str, str]] = set()
 
-    def fetch(self, uri: str, options: object, into: Path, *, expected: str = "") -> FetchedArtifact:
+    def fetch(
+        self, uri: str, options: object, into: Path, *, expected: str = "", roots: object = ()
+    ) -> FetchedArtifact:
         """Fetch an artifact, as :func:`magnetar_agent.artifacts.fetch` does."""
         if expected and (str(into), expected) in self._cached:
             return FetchedArtifact(into / expected, expected, 1, cached=True)

@@ -100,6 +100,7 @@ class Result:
         digest: hash of all that happened.
         faults: fault → how often.
         entries: of the log.
+        loads: models that a server held at some time.
         told: the newest events.
     """
 
@@ -110,6 +111,7 @@ class Result:
     digest: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     entries: int = 0
+    loads: int = 0
     told: list[str] = field(default_factory=list)
 
     @property
@@ -136,5 +138,6 @@ def run_seed(seed: int, mutation: AbstractContextManager[object] | None = None) 
             result.failure = hub.failure or error
         result.seconds = hub.now - began
         result.steps, result.digest, result.faults = hub.steps, hub.digest, adversary.faults
+        result.loads = sum(len(server.ever) for server in running.cluster.servers.values())
         result.entries, result.told = running.checker.state.position + 1, hub.told()
     return result

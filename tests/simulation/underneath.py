@@ -54,7 +54,7 @@ class World(Protocol):
     def beside(self, settings: Any, gpus: object, changed: Callable[[], None]) -> Any:
         """Return the inference server beside an agent."""
 
-    def fetch(self, uri: str, options: object, into: Path, *, expected: str = "") -> Any:
+    def fetch(self, uri: str, options: object, into: Path, **how: Any) -> Any:
         """Fetch an artifact."""
 
     def devices(self) -> Any:

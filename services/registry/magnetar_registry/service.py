@@ -138,7 +138,7 @@ class RegistryService:
             self._down.pop(instance, None)
 
     def _retire(self, now: float) -> None:
-        for instance in self._lost:
+        for instance in sorted(self._lost):
             record = self._view.get(instance)
             if record is not None and record.status != "DOWN":
                 gone = {"status": "DOWN", "declared_by": self._owner, "timestamp": time.time_ns() // 1_000_000}

@@ -80,7 +80,7 @@ class Routes:
         assert view is not None
         if not self._to_compare:
             self._next = now + COMPARE_S
-            self._to_compare = list(dict.fromkeys((*view.keys(), *self._state.models)))
+            self._to_compare = sorted({*view.keys(), *self._state.models})
         piece, self._to_compare = self._to_compare[-PIECE:], self._to_compare[:-PIECE]
         for key in piece:
             if key not in changing:
