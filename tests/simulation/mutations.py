@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from magnetar_agent.ledger import Ledger
+from magnetar_common import fleet
 from magnetar_common.bus.base import MessageId
 from magnetar_common.leases import Leases
-from magnetar_common.state import Server
+from magnetar_common.state import Server, State
 from magnetar_events import facts as f
+from magnetar_events.records import Device
 from magnetar_events.requests import DeployModel
 from magnetar_scheduler import decide, inputs, placement, requests, servers, watch
 from magnetar_scheduler.dispatch import Dispatch
@@ -116,12 +118,12 @@ def no_position_check() -> Generator[None]:
 def no_reservation_while_loading() -> Generator[None]:
     """Memory counts as taken once a model is loaded, and not from when it was promised."""
 
-    def room_on(draft: Draft, server: Server, device: Any) -> int:
-        state, key = draft.state, (server.info.host, device.uuid)
+    def room_on(state: State, server: Server, device: Device) -> int:
+        key = (server.info.host, device.uuid)
         loaded = state.booked.get(key, 0) - state.arriving.get(key, 0)
         return min(device.total - loaded, device.free)
 
-    with _instead(placement, "room_on", lambda _: room_on):
+    with _instead(placement, "room_on", lambda _: room_on), _instead(fleet, "room_on", lambda _: room_on):
         yield
 
 
