@@ -4,6 +4,7 @@ from magnetar_common.bus.base import Message
 from magnetar_common.status import ModelState, model_status
 from magnetar_common.topics import ROUTES, STATE_CHANGES
 from magnetar_events import ENTRY, ROUTE, ModelEvent
+from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import BARRIER
 from magnetar_events.facts import Fact
 from magnetar_events.policy import Policy
@@ -69,7 +70,7 @@ class Facts:
 
     def _stored(self, message: Message, producer: object) -> None:
         if message.topic == STATE_CHANGES.name:
-            entry = ENTRY.decode_trusted(message.payload, "")
+            entry = ENTRY.decode_trusted(message.payload, message.properties.get(FINGERPRINT, ""))
             if entry.position != BARRIER:
                 self.all.extend(entry.facts)
 
