@@ -263,13 +263,18 @@ class Broker:
         if not session.closed:
             session.down(producer.answered, sending, place)
 
+    def last_id(self, topic: str) -> MessageId:
+        """Return the place of the last message that is stored."""
+        messages = self.topic(topic).messages
+        return messages[-1].id if messages else EARLIEST
+
     # --- reading ----------------------------------------------------------------------------------------------------------
 
     def attach_reader(self, session: Session, reader: "SimReader", after: MessageId) -> None:
         """Begin to send what comes after a place."""
         topic = self.topic(reader.topic)
         if after == LATEST:
-            after = topic.messages[-1].id if topic.messages else EARLIEST
+            after = self.last_id(reader.topic)
         self.detach_reader(session, reader)
         if session.closed:
             return

@@ -105,6 +105,9 @@ class SimBus:
             raise
         return reader
 
+    def last_id(self, topic: str) -> MessageId:
+        return self._ask(lambda session: self.broker.last_id(topic), f"end of {topic}")
+
     def anchor(self, topic: str, name: str) -> SimAnchor:
         self._ask(lambda session: None, f"subscription on {topic}")
         return SimAnchor(self, topic)
