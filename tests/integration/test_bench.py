@@ -13,4 +13,4 @@ def test_a_measure_runs(name: str, pulsar_broker: RunningBroker) -> None:
     with Setting(quick=True, pulsar=pulsar_broker) as setting:
         rows = MEASURES[name].measure(setting)
     assert rows
-    assert all(row.ratio > 0 for row in rows)
+    assert all(row.ratio >= 0 for row in rows)  # so small a size may take no measurable time

@@ -116,7 +116,7 @@ def history_of(settings: BusSettings) -> list[Leadership]:
         end = leader.mandate.state.position  # it leads before another stands by
         leaders.append(Leadership(settings))
         warm = leaders[-1].challenger.state
-        eventually(lambda warm=warm, end=end: warm.position == end)
+        eventually(lambda warm=warm, end=end: warm.position == end, within=60)
         leader.break_off()
         _ = leaders[-1].mandate
         leader.way.heal()
