@@ -10,7 +10,7 @@ from tests.simulation.runtime import Process
 from tests.simulation.simulation import Simulation, simulation
 from tests.support.world import spec
 
-STEPS = 130
+STEPS = 120
 """Switches of the leader's threads from the first request until it is idle again."""
 
 EVERY = 2
