@@ -16,7 +16,7 @@ from magnetar_scheduler.leadership import Challenger
 T = TypeVar("T")
 
 
-def eventually(condition: Callable[[], T], *, within: float = 20.0, what: str = "") -> T:
+def eventually(condition: Callable[[], T], *, within: float = 45.0, what: str = "") -> T:
     """Return what the condition says once it is true; fail with what it said last."""
     deadline = time.monotonic() + within
     while True:

@@ -23,7 +23,7 @@ from tests.support.leading import eventually
 from tests.support.proxy import Proxy
 from tests.support.schedulers import proven_log
 
-pytestmark = [pytest.mark.pulsar, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.pulsar, pytest.mark.timeout(420)]
 
 PIPELINE = 100
 """Entries that a leadership sends at once; its connection breaks when the first are acknowledged."""
@@ -69,7 +69,7 @@ class Leadership:
     @cached_property
     def mandate(self) -> Mandate:
         """Wait until it leads."""
-        mandate = self._mandate.result(60)
+        mandate = self._mandate.result(120)
         assert mandate is not None
         return mandate
 
