@@ -67,10 +67,11 @@ class Proxy:
         """
         self._refusing = True
         with self._changed:
-            clients = [each for each in self._sockets if each.getsockname() == self._listener.getsockname()]
-        for each in clients:
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RD)
+            sockets = list(self._sockets)
+        for each in sockets:
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if each.getsockname() == self._listener.getsockname():
+                    each.shutdown(socket.SHUT_RD)
 
     def drop(self) -> None:
         """Reset every connection that there is."""
