@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from magnetar_common.bus import EARLIEST, LATEST, Bus, Message, MessageId, Reader
+from magnetar_common.bus import EARLIEST, LATEST, Bus, Message, MessageId, Reader, just_before
 from magnetar_common.errors import BusError, BusRefused, Fenced, TopicHeld
 
 DEADLINE_S = 10.0
@@ -155,6 +155,19 @@ class BusContract:
 
         for index, message in enumerate(everything):
             assert read_all(bus.reader(topic, message.id)) == everything[index + 1 :]
+
+    @pytest.mark.parametrize("batching", [False, True])
+    def test_a_reader_that_begins_just_before_a_message_shows_it(self, bus: Bus, topic: str, batching: bool) -> None:
+        """Also the very first one. What comes earlier is the rest of its ledger, or of its batch."""
+        producer, acks = bus.producer(topic, batching=batching), Acks()
+        for n in range(10):
+            producer.send_async(f"{n}".encode(), acks)
+        acks.wait(10)
+        everything = read_all(bus.reader(topic))
+
+        for index, message in enumerate(everything):
+            shown = read_all(bus.reader(topic, just_before(message.id)))
+            assert shown[-len(everything[index:]) :] == everything[index:]
 
     def test_a_reader_opened_while_somebody_writes_sees_each_message_once(self, bus: Bus, topic: str) -> None:
         """Readers that open in the middle of a stream get every message, once, in order."""
