@@ -12,7 +12,7 @@ import pytest
 from magnetar_common.brokers.ports import free_ports
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.errors import InferenceRefused, NoRoute
-from magnetar_common.inference import InferenceClient, Routes
+from magnetar_common.inference import ATTEMPTS, InferenceClient, Routes
 from magnetar_common.topics import ROUTES
 from magnetar_events import ROUTE, Route
 from magnetar_events.models import served_name
@@ -323,6 +323,24 @@ def test_when_every_replica_fails_each_is_named(world: World, serve: Callable[..
     assert failed.value.status == 503
     one.answer = answers
     assert world.client.infer("iris", BODY).server == one.key
+
+
+def test_a_request_that_every_version_change_overtakes_is_answered(world: World, serve: Callable[..., Server]) -> None:
+    """What is tried at versions that have left the route uses up no attempt at the newest."""
+    last = ATTEMPTS + 3
+
+    def gone(path: str) -> tuple[int, object]:
+        generation = int(path.split("/")[3].rsplit("_")[-1])
+        if generation == last:
+            return answers(path)
+        world.spread(server, generation=generation + 1)
+        assert world.routes.wait_for(IRIS, lambda route: bool(route and route.position == world.position), SECONDS)
+        return 404, ""
+
+    server = serve("a", gone)
+    world.spread(server)
+
+    assert world.client.infer("iris", BODY).generation == last
 
 
 def test_s22_a_version_change_under_requests_fails_none(world: World, serve: Callable[..., Server]) -> None:

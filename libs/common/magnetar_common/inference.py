@@ -32,7 +32,7 @@ DOUBT_S = 150.0
 minute the leader publishes what the topic lacks, and each minute the topic is read again: by then it would be back."""
 
 ATTEMPTS = 4
-"""Replicas that one request is tried on, at most."""
+"""Replicas of the newest route that one request is tried on, at most: those of a version that left do not count."""
 
 LIMIT = 64
 """Requests in progress at one replica from one client, at most: one that hangs cannot hold all of its connections."""
@@ -230,17 +230,20 @@ class InferenceClient:
     ) -> Response:
         deadline = time.monotonic() + timeout
         tried: dict[_Place, str] = {}
-        while len(tried) < ATTEMPTS:
+        while True:
             route = self._routes.get(model)
             if route is None:
                 raise NoRoute(model_key(model), HTTPStatus.NOT_FOUND, "there is no such model")
+            attempts = sum(_place(e) in tried for target in route.targets for e in target.endpoints)
+            if attempts >= ATTEMPTS:
+                break
             with self._taken(route, tried) as choice:
                 left = deadline - time.monotonic()
                 if choice is None or left <= 0:
                     break
                 target, endpoint, others = choice
                 place = _place(endpoint)
-                budget = left / 2 if others and len(tried) + 1 < ATTEMPTS else left
+                budget = left / 2 if others and attempts + 1 < ATTEMPTS else left
                 url = f"http://{_host(endpoint)}:{endpoint.http_port}/v2/models/{endpoint.served_name}{path}"
                 try:
                     limits = httpx.Timeout(budget, connect=min(budget, CONNECT_S))
