@@ -50,8 +50,11 @@ class Violated(Exception):
     """
 
     def __init__(self, name: str, message: str) -> None:
-        super().__init__(f"{name}: {message}")
+        super().__init__(name, message)  # both, or another process could not pass it on
         self.name = name
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
 
 
 class Checker:
