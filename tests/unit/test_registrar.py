@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -183,6 +184,21 @@ def test_an_outage_is_ridden_out_and_only_the_newest_record_follows(topic: Topic
         eventually(lambda: registrar.failures == 0)
         first = topic.broker.topic(SERVICE_REGISTRY.name).messages[before]
         assert SERVICE_RECORD.decode(first.payload, first.properties[FINGERPRINT]).metadata["n"] == "49"
+
+
+def test_who_notices_at_the_same_moment_that_the_broker_is_back_does_not_come_back_at_once(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own attempts all succeed in the moment in which the broker can serve: only a wait spreads a fleet."""
+    monkeypatch.setattr("magnetar_common.beacon._FIRST_RETRY_S", 1e-7)
+    topic.broker.disconnect(topic.bus)
+    with ExitStack() as fleet:
+        registrars = [fleet.enter_context(Registrar(topic.bus, record(instance=f"{n}"), 1.0)) for n in range(12)]
+        eventually(lambda: all(registrar.failures for registrar in registrars))
+        topic.broker.reconnect(topic.bus)
+        eventually(lambda: all(registrar.healthy for registrar in registrars))
+        published = sorted(message.publish_ms for message in topic.broker.topic(SERVICE_REGISTRY.name).messages)
+    assert published[11] - published[0] > 200
 
 
 def test_it_starts_before_the_broker_does(topic: Topic) -> None:

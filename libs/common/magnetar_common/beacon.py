@@ -19,6 +19,8 @@ from magnetar_common.metrics import BEACONS
 
 _FIRST_RETRY_S = 0.1
 _JOIN_S = 1.0
+_REJOIN_S = 1.0
+"""Whoever publishes at no interval comes back within this time (seconds) after the broker has."""
 
 _log = structlog.get_logger(__name__)
 
@@ -118,19 +120,21 @@ class Beacon:
                 self._changed.wait_for(self._due, wait)
                 if self._closing:
                     break
-                ticket, self._hurry = self._wanted, False
-            wait = self._attempt(ticket)
+                ticket, hurry, self._hurry = self._wanted, self._hurry, False
+            wait = self._attempt(ticket, hurry=hurry)
         self._drop_producer()
 
     def _due(self) -> bool:
         return self._closing or self._hurry or (not self.failures and self._wanted > self._published)
 
-    def _attempt(self, ticket: int) -> float | None:
+    def _attempt(self, ticket: int, *, hurry: bool) -> float | None:
         """Publish once; return the seconds until the next attempt, unless woken before."""
         try:
             payload, properties = self._value()
             if self._producer is None:
                 self._producer = self._bus.producer(self._topic, schema=self._schema, name=self.key)
+                if self.failures and not hurry:  # the broker is back, as everybody sees at the same moment
+                    return random.uniform(0.0, self._interval or _REJOIN_S)  # noqa: S311 - jitter
             self._producer.send(payload, key=self.key, properties=properties)
         except Exception as error:  # noqa: BLE001 - whatever it is, the beacon goes on, and says so
             return self._failed(error)
