@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServiceRecord
+from magnetar_events.tenants import Tenant
+from magnetar_events.tenants import subject_of as tenant_subject
 
 # --- leadership -------------------------------------------------------------------------------------------------------
 
@@ -63,6 +65,38 @@ class PolicySet:
     """These rules are in force."""
 
     policy: Policy
+
+
+@dataclass(slots=True)
+class TenantSet:
+    """A tenant has this floor and this cap. What it has above the cap stays, and nothing is added.
+
+    Attributes:
+        tenant: with its limits.
+        replicas: that it had at that moment.
+        bytes: of device memory that were reserved for it.
+    """
+
+    tenant: Tenant
+    replicas: int
+    bytes: int
+
+    @property
+    def subject(self) -> str:
+        """What it is about."""
+        return self.tenant.subject
+
+
+@dataclass(slots=True)
+class TenantRemoved:
+    """A tenant has neither floor nor cap any more."""
+
+    tenant: str
+
+    @property
+    def subject(self) -> str:
+        """What it is about."""
+        return tenant_subject(self.tenant)
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
@@ -315,6 +349,33 @@ class PlacementSettled:
 
 
 @dataclass(slots=True)
+class Victim:
+    """A replica that leaves for a more important one; its server is where that one is to be."""
+
+    model: str
+    generation: int
+    priority: int
+
+
+@dataclass(slots=True)
+class ReplicasPreempted:
+    """Replicas of lower priority leave a server, and their room is kept for one of this version until ``due``.
+
+    Attributes:
+        victims: who leaves, the first to go first.
+        priority: of the version.
+        due: log time (ms) from which others may be placed there again, whatever came of it.
+    """
+
+    model: str
+    generation: int
+    server: str
+    victims: tuple[Victim, ...]
+    priority: int
+    due: int
+
+
+@dataclass(slots=True)
 class ReplicaAdopted:
     """A server was found to hold a version that the state did not have there: state Loaded."""
 
@@ -501,6 +562,9 @@ Fact = (
     | ServerForgotten
     | UpgradeFinalized
     | LogRebased
+    | TenantSet
+    | TenantRemoved
+    | ReplicasPreempted
 )
 
 

@@ -6,7 +6,7 @@ a second scheduler agree. Every duration is in milliseconds.
 
 import base64
 import binascii
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -74,6 +74,8 @@ class Policy(Wire):
         max_models: more models than this are refused.
         max_servers: more servers than this are not taken in; lost ones are forgotten first.
         max_requests: requests remembered; with more, the oldest are forgotten before their time.
+        preemption: whether a replica may have to leave for a model of higher priority that has no room: ``never``, or
+            ``lower-priority``.
         publishers: who signs requests, by name.
         require_signature: requests that are not signed by one of these are refused.
     """
@@ -100,6 +102,7 @@ class Policy(Wire):
     max_models: Annotated[int, Field(ge=1, le=1_000_000), Later] = 100_000
     max_servers: Annotated[int, Field(ge=1, le=100_000), Later] = 10_000
     max_requests: Annotated[int, Field(ge=1_000, le=10_000_000), Later] = 200_000
+    preemption: Annotated[Literal["never", "lower-priority"], Later] = "never"
     publishers: Annotated[dict[Name, Publisher], Field(max_length=256), Later] = Field(
         default_factory=dict[str, Publisher]
     )

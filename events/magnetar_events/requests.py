@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from magnetar_events.base import Identifier, Millis, Name, OptionalName, Text, Wire
 from magnetar_events.models import ModelSpec, Replicas
 from magnetar_events.policy import Policy
+from magnetar_events.tenants import Tenant, subject_of
 
 
 class Actor(Wire):
@@ -78,7 +79,32 @@ class FinalizeUpgrade(Wire):
         return "upgrade"
 
 
-RequestKind = DeployModel | UndeployModel | ScaleModel | SetPolicy | FinalizeUpgrade
+class SetTenant(Wire):
+    """Replace a tenant's floor and cap, or begin to have them."""
+
+    tenant: Tenant
+
+    @property
+    def subject(self) -> str:
+        """``tenant:`` and its name."""
+        return self.tenant.subject
+
+
+class DeleteTenant(Wire):
+    """Let a tenant have neither floor nor cap any more; its models stay."""
+
+    name: Name
+
+    @property
+    def subject(self) -> str:
+        """``tenant:`` and its name."""
+        return subject_of(self.name)
+
+
+RequestKind = DeployModel | UndeployModel | ScaleModel | SetPolicy | FinalizeUpgrade | SetTenant | DeleteTenant
+
+OF_NO_MODEL = (SetPolicy, FinalizeUpgrade, SetTenant, DeleteTenant)
+"""Kinds of request that are about no model."""
 
 
 def _new_id() -> str:
@@ -120,6 +146,6 @@ class ModelEvent(Wire):
 
     @model_validator(mode="after")
     def _generation_of_a_model(self) -> "ModelEvent":
-        if self.expected_generation is not None and isinstance(self.event, (SetPolicy, FinalizeUpgrade)):
+        if self.expected_generation is not None and isinstance(self.event, OF_NO_MODEL):
             raise ValueError(f"expectedGeneration is of a model, and {type(self.event).__name__} is about none")
         return self

@@ -143,6 +143,34 @@ def test_what_is_wanted_already_changes_nothing(cli: Cli, agent: SimulatedAgent,
     assert again["generation"] == 1
 
 
+def test_a_tenant_is_set_shown_and_deleted(cli: Cli, agent: SimulatedAgent, manifest: Path, tmp_path: Path) -> None:
+    """apply → list → a wish over the cap → show says why → set → refused → delete."""
+    path = tmp_path / "tenant.yaml"
+    path.write_text(
+        "{apiVersion: magnetar/v1, kind: Tenant, metadata: {name: default}, spec: {capReplicas: 1, floorReplicas: 1}}"
+    )
+    (applied,) = json.loads(cli("apply", "-f", path, "-o", "json"))
+    assert applied == {"subject": "tenant:default", "result": "accepted", "generation": 0}
+    cli("apply", "-f", manifest, "-w", "Available", "-t", 30)
+    cli("model", "scale", "iris", 2, "-w", "Degraded", "-t", 30)
+    (row,) = cli.json("tenant", "list")
+    assert (row["tenant"], row["used"]["replicas"], row["limits"]["capReplicas"]) == ("default", 1, 1)
+    assert row["waiting"][0]["code"] == "TENANT_QUOTA"
+    shown = cli("tenant", "show", "default")
+    assert "1 of capReplicas 1 are used, and 1 more wanted" in shown
+    cli("tenant", "set", "default", "--over-cap", "refuse")
+    assert cli.json("tenant", "show", "default")["limits"] == {
+        "name": "default", "floorReplicas": 1, "floorBytes": 0, "capReplicas": 1, "capBytes": 0, "overCap": "refuse",
+    }  # fmt: skip
+    cli("model", "scale", "iris", 3, expect=ExitCode.REJECTED)
+    assert "TENANT_QUOTA" in cli.err
+    assert "TenantSet" in [fact["kind"] for fact in cli.json("log", "--subject", "tenant:default")]
+    cli("tenant", "set", "default", "--floor-replicas", 2, expect=ExitCode.USAGE)
+    cli("tenant", "show", "nobody", expect=ExitCode.NOT_FOUND)
+    cli("tenant", "delete", "default")
+    assert cli.json("tenant", "show", "default")["limits"] is None
+
+
 def test_a_refused_request_exits_3_and_names_code_and_field(cli: Cli, leader: object, manifest: Path) -> None:
     cli("model", "load", "-f", manifest)
     cli("model", "load", "-f", manifest, "--expected-generation", 7, expect=ExitCode.REJECTED)

@@ -16,7 +16,16 @@ from magnetar_common.topics import (
 from magnetar_events import ModelEvent
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
-from magnetar_events.requests import DeployModel, RequestKind, ScaleModel, SetPolicy, UndeployModel
+from magnetar_events.requests import (
+    DeleteTenant,
+    DeployModel,
+    RequestKind,
+    ScaleModel,
+    SetPolicy,
+    SetTenant,
+    UndeployModel,
+)
+from magnetar_events.tenants import Tenant
 from tests.simulation.bus import SimBus
 from tests.simulation.cluster import Cluster, Service
 from tests.simulation.endpoints import SimProducer
@@ -42,6 +51,12 @@ POLICY = {
 }
 """The rules in a run: the shipped ones, in a hurry."""
 
+TENANTS = ("default", "other")
+"""Whose models these are, in turn."""
+
+TENANT_WISHES = 4
+"""How often a tenant is set or deleted in a run."""
+
 CHOICES: dict[str, tuple[int, ...]] = {"piece": (1, 2, 100), "load_servers": (2, 3), "load_timeout_ms": (5_000, 15_000)}
 """What differs from run to run."""
 
@@ -63,6 +78,7 @@ class Adversary:
         self.checker = checker
         self.hub = cluster.hub
         self.random = Random(f"{seed}/adversary")
+        self.governor = Random(f"{seed}/tenants")  # of its own, so that the rest of a seed is what it was
         self.faults: Counter[str] = Counter()
         self._number = 0
         self._until = 0.0
@@ -73,6 +89,8 @@ class Adversary:
         self.ask(SetPolicy(policy=self._policy()), repeat=False)
         for _ in range(wishes):
             self.hub.after(1.0 + self.random.random() ** 1.5 * (seconds - 1.0), self._wish)
+        for _ in range(TENANT_WISHES):
+            self.hub.after(self.governor.uniform(1.0, seconds), self._govern)
         kinds, weights = zip(*((kind, weight) for kind, (weight, _) in _FAULTS.items()), strict=True)
         # Each seed has its own mixture: some see much of one fault, and nothing of another.
         weights = [weight * self.random.random() ** 2 for weight in weights]
@@ -80,7 +98,8 @@ class Adversary:
             self.hub.after(self.random.uniform(3.0, seconds), self._inject, kind)
 
     def _policy(self) -> Policy:
-        return Policy(**{**POLICY, **{name: self.random.choice(values) for name, values in CHOICES.items()}})
+        choices = {name: self.random.choice(values) for name, values in CHOICES.items()}
+        return Policy(**{**POLICY, **choices, "preemption": self.governor.choice(("never", "lower-priority"))})  # type: ignore[arg-type]
 
     # --- users ----------------------------------------------------------------------------------------------------------
 
@@ -91,14 +110,30 @@ class Adversary:
         event = ModelEvent(id=f"r{self._number}", source=user.name, time=0, event=wish, **fields)  # type: ignore[arg-type]
         user.ask(event, repeat=repeat)
 
+    def _govern(self) -> None:
+        """Give a tenant other limits, or none."""
+        random, name = self.governor, self.governor.choice(TENANTS)
+        if random.random() < 0.2:
+            self.ask(DeleteTenant(name=name), repeat=False)
+            return
+        floor, cap = random.choice((0, 1, 2)), random.choice((0, 2, 3, 5))
+        tenant = Tenant(
+            name=name,
+            floor_replicas=min(floor, cap) if cap else floor,
+            cap_replicas=cap,
+            cap_bytes=random.choice((0, 0, 500, 900)) * MIB,
+            over_cap=random.choice(("wait", "wait", "refuse")),
+        )
+        self.ask(SetTenant(tenant=tenant), repeat=random.random() < 0.15)
+
     def _wish(self) -> None:
         pick, name = self.random.random(), f"m{self.random.randrange(MODELS)}"
         if pick < 0.62:
             wish: RequestKind = DeployModel(model=self._spec(name))
         elif pick < 0.8:
-            wish = ScaleModel(name=name, replicas=self.random.choice((0, 1, 1, 2, 3)))
+            wish = ScaleModel(name=name, tenant=_tenant_of(name), replicas=self.random.choice((0, 1, 1, 2, 3)))
         elif pick < 0.97:
-            wish = UndeployModel(name=name)
+            wish = UndeployModel(name=name, tenant=_tenant_of(name))
         else:
             wish = SetPolicy(policy=self._policy())
         self.ask(wish, repeat=self.random.random() < 0.15)
@@ -110,6 +145,8 @@ class Adversary:
             artifact += "-missing"
         return ModelSpec(
             name=name,
+            tenant=_tenant_of(name),
+            priority=int(name[1:]) % 3,
             storage_uri=artifact,
             requirements=("sklearn",),
             memory=self.random.choice((100, 150, 250, 400, 600)) * MIB,
@@ -354,6 +391,10 @@ class Adversary:
         store = self.cluster.store
         store.away = True
         self.hub.after(self._seconds(1.0, 10.0), lambda: setattr(store, "away", False))
+
+
+def _tenant_of(name: str) -> str:
+    return TENANTS[int(name[1:]) % len(TENANTS)]
 
 
 _FAULTS: dict[str, tuple[float, Callable[[Adversary], None]]] = {

@@ -20,6 +20,7 @@ from magnetar_common.registrar import Registrar
 from magnetar_common.routing import content, route_of
 from magnetar_common.state import State
 from magnetar_common.topics import COMMANDS, MODEL_EVENTS, ROUTES, SERVICE_REGISTRY, STATE_CHANGES
+from magnetar_common.transitions import R
 from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, SERVICE_RECORD, Route
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
@@ -224,6 +225,7 @@ class Checker:
         for fact in entry.facts:
             if isinstance(fact, f.ReplicaPlaced):
                 self._booked(fact, where)
+                self._within_quota(fact, where)
             for model in self._touches(fact):
                 self._changed[model] = entry.position
 
@@ -287,6 +289,18 @@ class Checker:
                     "memory is never over-booked",
                     f"{where}: {booked} of {promised} on {server.info.host}/{booking.device}",
                 )
+
+    def _within_quota(self, fact: f.ReplicaPlaced, where: str) -> None:
+        """Count anew what a tenant has that something was placed for; in the entry of a placement nothing is lowered."""
+        name = fact.model.partition("/")[0]
+        tenant = self.state.tenants.get(name)
+        mine = (model for key, model in self.state.models.items() if key.partition("/")[0] == name)
+        there = [r for model in mine for r in model.replicas.values() if r.state is not R.LOST]
+        size = sum(booking.bytes for replica in there for booking in replica.bookings)
+        if (len(there), size) != self.state.quotas.use(name):
+            self.fail("the books of the tenants are right", f"{where}: {len(there)}, {size} of {name}")
+        if tenant is not None and (0 < tenant.cap_replicas < len(there) or 0 < tenant.cap_bytes < size):
+            self.fail("no placement passes a cap", f"{where}: {len(there)} replicas, {size} bytes; {tenant}")
 
     def _request(self, fact: f.RequestAccepted | f.RequestRejected, where: str) -> None:
         if isinstance(fact, f.RequestRejected) and fact.code == "DEFECT":

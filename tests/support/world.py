@@ -13,7 +13,16 @@ from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.models import ModelSpec, index_digest, served_name
 from magnetar_events.policy import Policy
 from magnetar_events.records import Address, Device, RuntimeInfo, ServerInfo
-from magnetar_events.requests import DeployModel, FinalizeUpgrade, ScaleModel, SetPolicy, UndeployModel
+from magnetar_events.requests import (
+    DeleteTenant,
+    DeployModel,
+    FinalizeUpgrade,
+    ScaleModel,
+    SetPolicy,
+    SetTenant,
+    UndeployModel,
+)
+from magnetar_events.tenants import Tenant
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.journal import from_record, make_entry
@@ -129,14 +138,20 @@ class World:
     def deploy(self, model: ModelSpec | None = None, **envelope: object) -> list[f.Fact]:
         return self.request(ModelEvent(event=DeployModel(model=model or spec()), **envelope))  # type: ignore[arg-type]
 
-    def undeploy(self, name: str = "iris") -> list[f.Fact]:
-        return self.request(ModelEvent(event=UndeployModel(name=name)))
+    def undeploy(self, name: str = "iris", tenant: str = "default") -> list[f.Fact]:
+        return self.request(ModelEvent(event=UndeployModel(name=name, tenant=tenant)))
 
-    def scale(self, replicas: int, name: str = "iris") -> list[f.Fact]:
-        return self.request(ModelEvent(event=ScaleModel(name=name, replicas=replicas)))
+    def scale(self, replicas: int, name: str = "iris", tenant: str = "default") -> list[f.Fact]:
+        return self.request(ModelEvent(event=ScaleModel(name=name, tenant=tenant, replicas=replicas)))
 
     def set_policy(self, **rules: object) -> list[f.Fact]:
         return self.request(ModelEvent(event=SetPolicy(policy=Policy(**rules))))  # type: ignore[arg-type]
+
+    def set_tenant(self, name: str, **limits: object) -> list[f.Fact]:
+        return self.request(ModelEvent(event=SetTenant(tenant=Tenant(name=name, **limits))))  # type: ignore[arg-type]
+
+    def delete_tenant(self, name: str) -> list[f.Fact]:
+        return self.request(ModelEvent(event=DeleteTenant(name=name)))
 
     def finalize(self, fold_version: int = FOLD_VERSION) -> list[f.Fact]:
         return self.request(ModelEvent(event=FinalizeUpgrade(fold_version=fold_version)))

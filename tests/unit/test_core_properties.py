@@ -16,6 +16,7 @@ from magnetar_events import reports as r
 from magnetar_events.avro import fields_of as wire_fields
 from magnetar_events.entry import Input
 from magnetar_events.models import served_name
+from magnetar_events.tenants import Tenant
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.decide import decide
 from tests.support.world import MIB, World, record, spec
@@ -170,6 +171,8 @@ def any_fact(draw: Any) -> f.Fact:
             values[field.name] = record(draw(st.sampled_from(SERVERS)))
         elif field.name == "policy":
             values[field.name] = World().state.policy
+        elif field.name == "tenant":
+            values[field.name] = Tenant(name="default", floor_replicas=draw(st.integers(0, 3)))
         elif field.name in ("bookings", "measured"):
             values[field.name] = (f.Booking("cpu", draw(st.integers(0, 9))),)
         else:

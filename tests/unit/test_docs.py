@@ -38,6 +38,7 @@ from magnetar_events import reports, requests
 from magnetar_events.commands import CommandKind
 from magnetar_events.facts import Fact
 from magnetar_events.policy import Policy, Publisher
+from magnetar_events.tenants import Tenant
 from magnetar_projector.main import ProjectorSettings
 from magnetar_registry.main import RegistrySettings
 from magnetar_scheduler.main import SchedulerSettings
@@ -183,6 +184,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "bus settings": lambda: _settings(BusSettings),
     "signing settings": lambda: _settings(SigningSettings),
     "publisher": lambda: _fields(Publisher),
+    "tenant": lambda: _fields(Tenant),
     "snapshot settings": lambda: _settings(SnapshotSettings),
     "http settings": lambda: _settings(HttpSettings),
     "rights": _rights,
@@ -266,7 +268,11 @@ def test_python_examples_run(doc: Path, led: Led, monkeypatch: pytest.MonkeyPatc
 def test_manifests_are_valid() -> None:
     """Every manifest passes the check that ``magnetar apply`` makes."""
     documents = [each for block in blocks("yaml") for each in yaml.safe_load_all(block)]
-    assert {manifests.parse(each, "documentation").request.subject for each in documents} >= {"default/iris", "policy"}
+    assert {manifests.parse(each, "documentation").request.subject for each in documents} >= {
+        "default/iris",
+        "policy",
+        "tenant:search",
+    }
 
 
 def test_json_examples_are_json() -> None:

@@ -34,14 +34,18 @@ from magnetar_events.entry import BARRIER, Entry
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.requests import (
+    OF_NO_MODEL,
     Actor,
+    DeleteTenant,
     DeployModel,
     FinalizeUpgrade,
     RequestKind,
     ScaleModel,
     SetPolicy,
+    SetTenant,
     UndeployModel,
 )
+from magnetar_events.tenants import Tenant
 
 POLL_S = 0.2
 """One read of the log waits for at most this long (seconds), and so does a pause while the broker is away."""
@@ -80,7 +84,7 @@ class Outcome:
     """What has become of a request, as far as the log has been read.
 
     Attributes:
-        state: Sent = not answered yet; Accepted = there is nothing more to it (a policy, an upgrade); Superseded = a newer
+        state: Sent = not answered yet; Accepted = there is nothing more to it (it was about no model); Superseded = a newer
             version is wanted; Removed = the model is gone. ScheduleFailed and Degraded may still come right by themselves.
         generation: the model's that answers it; 0 = none.
         wanted: replicas of that version.
@@ -190,6 +194,14 @@ class Magnetar:
     def finalize_upgrade(self, fold_version: int, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
         """Let the log hold what only software of this fold version knows; arguments and errors as for :meth:`deploy`."""
         return self._ask(FinalizeUpgrade(fold_version=fold_version), reason, None, id)
+
+    def set_tenant(self, tenant: Tenant, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Replace a tenant's floor and cap; arguments and errors as for :meth:`deploy`."""
+        return self._ask(SetTenant(tenant=tenant), reason, None, id)
+
+    def delete_tenant(self, name: str, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Let a tenant have neither floor nor cap; its models stay. Arguments and errors as for :meth:`deploy`."""
+        return self._ask(DeleteTenant(name=name), reason, None, id)
 
     def close(self) -> None:
         """Close what was opened here: handles of a connection of our own, too."""
@@ -359,7 +371,7 @@ class Handle:
             return
         assert isinstance(answer, f.RequestAccepted)
         self._generation = answer.generation
-        if answer.kind in (SetPolicy.__name__, FinalizeUpgrade.__name__):
+        if answer.kind in (kind.__name__ for kind in OF_NO_MODEL):
             self.outcome = Outcome(OutcomeState.ACCEPTED)
         elif self._model is not None:
             self._judge(self._model)

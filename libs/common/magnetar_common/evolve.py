@@ -10,6 +10,7 @@ from typing import Any
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
 from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
+from magnetar_common.quotas import NOTHING, count, held
 from magnetar_common.state import Model, ReplicaKey, Server, State, request_name
 from magnetar_common.transitions import ARRIVING, R
 from magnetar_events import facts as f
@@ -115,6 +116,11 @@ def _undeployed(state: State, fact: f.ModelUndeployed) -> None:
     state.set_timer(fact.due, fact.model)
 
 
+def _preempted(state: State, fact: f.ReplicasPreempted) -> None:
+    _of_model(state, fact)
+    state.set_timer(fact.due, fact.model, fact.generation)
+
+
 def _adopted(state: State, fact: f.ReplicaAdopted) -> None:
     if fact.model not in state.models:  # nobody wants it: it is here to be let go
         state.models[fact.model] = Model(fact.model, deleted=True)
@@ -128,6 +134,7 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
         return
     key = (fact.generation, fact.server)
     before = model.replicas.get(key)
+    held_before = held(before)
     arriving = before is not None and before.state in ARRIVING
     if not MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
         state.illegal += 1
@@ -140,6 +147,7 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
         state.room += 1
     if arriving != (after is not None and after.state in ARRIVING):
         book_arriving(state, server, before or after, -1 if arriving else +1)
+    count(state, fact.model, held_before, held(after))
     index_replica(state, ReplicaKey(fact.model, *key), after)
     state.touched[fact.model] = None
 
@@ -175,6 +183,17 @@ def _log_rebased(state: State, fact: f.LogRebased) -> None:
 
 def _policy_set(state: State, fact: f.PolicySet) -> None:
     state.policy = fact.policy
+    state.room += 1
+
+
+def _tenant_set(state: State, fact: f.TenantSet) -> None:
+    state.tenants[fact.tenant.name] = fact.tenant
+    state.room += 1
+
+
+def _tenant_removed(state: State, fact: f.TenantRemoved) -> None:
+    if state.tenants.pop(fact.tenant, None) is None:
+        state.illegal += 1
     state.room += 1
 
 
@@ -348,6 +367,7 @@ def _server_lost(state: State, fact: f.ServerLost) -> None:
     for replica in server.replicas.values():
         if replica.state in ARRIVING:
             book_arriving(state, server, replica, -1)
+        count(state, replica.model, held(replica), NOTHING)
         replica.state, replica.since, replica.due = R.LOST, state.at, 0
         replica.code, replica.reason = fact.code, fact.reason
         state.outstanding.pop(replica.key, None)
@@ -361,6 +381,7 @@ def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
         return
     for replica in list(server.replicas.values()):
         book(state, server, replica, -1)
+        count(state, replica.model, held(replica), NOTHING)
         model = state.models[replica.model]
         del model.replicas[replica.generation, replica.server]
         state.touched[replica.model] = None
@@ -373,6 +394,7 @@ _FOLDS: dict[type, Callable[[State, Any], None]] = {
     f.ModelWanted: _wanted,
     f.ModelUndeployed: _undeployed,
     f.ReplicaPlaced: _of_replica,
+    f.ReplicasPreempted: _preempted,
     f.ReplicaAdopted: _adopted,
     f.ReplicaChanged: _of_replica,
     f.ModelRemoved: _model_removed,
@@ -381,6 +403,8 @@ _FOLDS: dict[type, Callable[[State, Any], None]] = {
     f.UpgradeFinalized: _upgrade_finalized,
     f.LogRebased: _log_rebased,
     f.PolicySet: _policy_set,
+    f.TenantSet: _tenant_set,
+    f.TenantRemoved: _tenant_removed,
     f.RequestAccepted: _request,
     f.RequestRejected: _rejected,
     f.RequestRepeated: _nothing,

@@ -4,6 +4,7 @@ Books of memory per device, outstanding commands, timers, the pending sets and t
 the servers. What does not follow from them is an order of arrival, where decisions depend on one.
 """
 
+from magnetar_common.quotas import NOTHING, count, held
 from magnetar_common.state import Replica, ReplicaKey, Server, State
 from magnetar_common.transitions import ARRIVING, LEAVING
 
@@ -14,19 +15,25 @@ def reindex(state: State) -> None:
     A key that stands in an ordered index already (``server.replicas``, ``outstanding``, ``unsettled``, ``waiting``,
     ``failed``) keeps its place there, whatever it stands for.
     """
+    room = state.room
     for server in state.servers.values():
         state.fleet.touch(server)
         state.set_timer(server.due, server=server.key)
     for model in state.models.values():
         state.set_timer(model.due, model.key)
+        for version in model.versions.values():
+            if version.claim:
+                state.set_timer(version.claimed_until, model.key, version.generation)
         for replica in model.replicas.values():
             server = state.servers[replica.server]
             book(state, server, replica, +1)
+            count(state, model.key, NOTHING, held(replica))
             if replica.state in ARRIVING:
                 book_arriving(state, server, replica, +1)
             index_replica(state, replica.key, replica)
         state.touched[model.key] = None
     index_models(state)
+    state.room = room  # nothing has happened
 
 
 def index_replica(state: State, key: ReplicaKey, replica: Replica | None) -> None:
@@ -49,6 +56,8 @@ def index_models(state: State) -> None:
                 pending[key] = None
             elif pending:
                 pending.pop(key, None)
+        if state.quotas.note(key, model, pending=unsettled or waits):
+            state.room += 1
     state.touched.clear()
 
 

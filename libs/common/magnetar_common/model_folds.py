@@ -11,6 +11,9 @@ from magnetar_common.state import Model, Replica, Version
 from magnetar_common.transitions import STATES, R, is_legal
 from magnetar_events import facts as f
 
+PREEMPTED = "PREEMPTED"
+"""Code of a replica that leaves for a model of higher priority."""
+
 
 def fold_model(model: Model, fact: Any, position: int, at: int) -> bool:
     """Make a fact about a model so on that model alone; return whether it was legal."""
@@ -31,7 +34,7 @@ def _model_scaled(model: Model, fact: f.ModelScaled, position: int, at: int) -> 
     version = model.versions.get(model.generation)
     if version is None:
         return False
-    version.wanted, version.refused, model.owner = fact.replicas, None, fact.owner
+    version.wanted, version.refused, version.claim, model.owner = fact.replicas, None, "", fact.owner
     return True
 
 
@@ -52,7 +55,7 @@ def _version_failed(model: Model, fact: f.VersionFailed, position: int, at: int)
     version = model.versions.get(fact.generation)
     if version is None:
         return False
-    version.failed, version.failed_at, version.refused = fact, position, None
+    version.failed, version.failed_at, version.refused, version.claim = fact, position, None, ""
     return True
 
 
@@ -83,6 +86,10 @@ def _replica_placed(model: Model, fact: f.ReplicaPlaced, position: int, at: int)
     model.replicas[key] = Replica(
         fact.model, fact.generation, fact.server, R.LOAD_REQUESTED, position, at, fact.bookings, due=fact.due
     )
+    version = model.versions[fact.generation]
+    version.claim = ""
+    if version.preempted and not model.missing(fact.generation):
+        version.preempted = False
     return True
 
 
@@ -104,6 +111,8 @@ def _replica_changed(model: Model, fact: f.ReplicaChanged, position: int, at: in
     if after is R.UNLOADED:
         del model.replicas[fact.generation, fact.server]
         return True
+    if fact.code == PREEMPTED and fact.generation in model.versions:
+        model.versions[fact.generation].preempted = True
     if after in (R.LOAD_REQUESTED, R.UNLOAD_REQUESTED):
         replica.position = position
     if after is R.LOAD_FAILED and fact.generation in model.versions:
@@ -127,7 +136,7 @@ def _placement_refused(model: Model, fact: f.PlacementRefused, position: int, at
     version = model.versions.get(fact.generation)
     if version is None:
         return False
-    version.refused = fact
+    version.refused, version.claim = fact, ""
     return True
 
 
@@ -135,7 +144,15 @@ def _placement_settled(model: Model, fact: f.PlacementSettled, position: int, at
     version = model.versions.get(fact.generation)
     if version is None:
         return False
-    version.refused = None
+    version.refused, version.claim, version.preempted = None, "", False
+    return True
+
+
+def _replicas_preempted(model: Model, fact: f.ReplicasPreempted, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.claim, version.claimed_until = fact.server, fact.due
     return True
 
 
@@ -154,5 +171,6 @@ MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
     f.ReplicaMeasured: _replica_measured,
     f.PlacementRefused: _placement_refused,
     f.PlacementSettled: _placement_settled,
+    f.ReplicasPreempted: _replicas_preempted,
 }
 """Fact about a model → what it does to it."""

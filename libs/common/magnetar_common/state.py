@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from magnetar_common.fleet import Fleet
+from magnetar_common.quotas import Quotas
 from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
 from magnetar_events.base import Later
 from magnetar_events.entry import FOLD_VERSION
@@ -13,6 +14,7 @@ from magnetar_events.facts import Booking, PlacementRefused, TrafficTarget, Vers
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServerInfo, ServiceRecord
+from magnetar_events.tenants import Tenant
 
 __all__ = ["Model", "Replica", "ReplicaKey", "Server", "State", "Version", "request_name"]
 
@@ -102,6 +104,9 @@ class Version:
         failed: why it cannot be had; None while it can.
         failed_at: position of the entry that said so.
         places: server → why its load failed there.
+        claim: server that replicas of lower priority leave for it; empty = none.
+        claimed_until: log time (ms) from which that counts for nothing.
+        preempted: a replica of it had to leave for another model; until all are back none leaves for it.
     """
 
     generation: int
@@ -114,6 +119,9 @@ class Version:
     failed: VersionFailed | None = None
     failed_at: int = 0
     places: dict[str, str] = field(default_factory=dict[str, str])
+    claim: str = field(default="", metadata={Later: True})
+    claimed_until: int = field(default=0, metadata={Later: True})
+    preempted: bool = field(default=False, metadata={Later: True})
 
 
 @dataclass(slots=True)
@@ -277,6 +285,7 @@ class State:
         generations: last generation of every model that ever was, but for the oldest of very many that are gone.
         floor: the highest generation among those: a model that comes back begins above it.
         requests: :func:`request_name` → (position, log time) of the requests of the last day.
+        tenants: those that have a floor or a cap, by name.
         illegal: facts that the transition table forbids; more than 0 is a defect of a writer.
         unsettled: models to be worked on without further input.
         waiting: models that wait for room.
@@ -288,6 +297,7 @@ class State:
         touched: models whose pending sets are to be looked at again.
         recent: position → entry id of the newest entries, by which a repeat is told from a fork.
         fleet: schedulable servers in order of load.
+        quotas: what the tenants have, want and need.
     """
 
     position: int = -1
@@ -308,6 +318,7 @@ class State:
     generations: dict[str, int] = field(default_factory=dict[str, int])
     requests: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[tuple[str, str], tuple[int, int]])
     floor: int = field(default=0, metadata={Later: True})
+    tenants: dict[str, Tenant] = field(default_factory=dict[str, Tenant], metadata={Later: True})
     illegal: int = 0
     newest: int = -1
     failed: dict[str, None] = field(default_factory=dict[str, None], compare=False)
@@ -319,6 +330,7 @@ class State:
     touched: dict[str, None] = field(default_factory=dict[str, None], compare=False)
     recent: dict[int, str] = field(default_factory=dict[int, str], compare=False)
     fleet: Fleet = field(default_factory=Fleet, compare=False)
+    quotas: Quotas = field(default_factory=Quotas, compare=False)
     _timers: list[tuple[int, str, int, str]] = field(default_factory=list[tuple[int, str, int, str]], compare=False)
 
     @property
@@ -359,7 +371,10 @@ class State:
         return 0
 
     def due_by(self, at: int, limit: int) -> list[tuple[str, int, str]]:
-        """Return up to ``limit`` (model, generation, server) that are due; generation 0 = the model or server itself."""
+        """Return up to ``limit`` (model, generation, server) that are due.
+
+        Without a generation it is the model or the server itself; without a server, what others leave for a version.
+        """
         found: list[tuple[int, str, int, str]] = []
         while self._timers and self._timers[0][0] <= at and len(found) < limit:
             timer = heappop(self._timers)
@@ -373,6 +388,9 @@ class State:
         if model and server:
             replica = self.replica(ReplicaKey(model, generation, server))
             return replica.due if replica else 0
+        if model and generation:
+            version = self.models[model].versions.get(generation) if model in self.models else None
+            return version.claimed_until if version is not None and version.claim else 0
         if model:
             return self.models[model].due if model in self.models else 0
         return self.servers[server].due if server in self.servers else 0

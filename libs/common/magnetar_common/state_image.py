@@ -20,6 +20,7 @@ from magnetar_events.avro import from_wire, to_wire
 from magnetar_events.facts import TrafficTarget
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServiceRecord
+from magnetar_events.tenants import Tenant
 
 FORMAT = 1
 """Change it with anything here, and with the fields of any class in :mod:`magnetar_common.state`."""
@@ -35,6 +36,7 @@ def image_of(state: State) -> bytes:
             {
                 **_plain(state),
                 "policy": to_wire(Policy)(state.policy),
+                "tenants": [to_wire(Tenant)(tenant) for tenant in state.tenants.values()],
                 "models": [_model_out(model) for model in state.models.values()],
                 "servers": [_server_out(server) for server in state.servers.values()],
                 "requests": [[*key, *value] for key, value in state.requests.items()],
@@ -56,9 +58,11 @@ def state_of(image: bytes) -> State:
 
 def _state_in(read: dict[str, Any]) -> State:
     models, servers = map(_model_in, read["models"]), map(_server_in, read["servers"])
+    tenants = map(from_wire(Tenant), read["tenants"])
     recent: list[str] = read["recent"]
     read.update(
         policy=from_wire(Policy)(read["policy"]),
+        tenants={tenant.name: tenant for tenant in tenants},
         models={model.key: model for model in models},
         servers={server.key: server for server in servers},
         requests={(source, name): (position, at) for source, name, position, at in read["requests"]},

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from magnetar_common.quotas import TENANT_FLOOR, TENANT_QUOTA
 from magnetar_common.state import Model, Replica, State
 from magnetar_common.transitions import R
+from magnetar_events.facts import PlacementRefused
 
 
 class ModelState(StrEnum):
@@ -79,7 +81,7 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
     in_traffic = model.generation in model.routed()
     if available >= model.wanted and in_traffic:
         waiting = model.target.refused  # what is to replace those on a draining server
-        return ModelState.AVAILABLE, "NO_ROOM" if waiting else "", waiting.message if waiting else "", True
+        return ModelState.AVAILABLE, _code(waiting) if waiting else "", waiting.message if waiting else "", True
     if failed is not None:
         told = any(failed.message in place for place in failed.places)
         reason = "; ".join(failed.places if told else (failed.message, *failed.places))
@@ -91,7 +93,9 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         arriving = any(r.live and r.state not in (R.LOADED, R.AVAILABLE) for r in model.of(model.generation))
         state = ModelState.DEGRADED if available and not arriving else ModelState.SCHEDULE_FAILED
         state = ModelState.PROGRESSING if arriving else state
-        return state, "NO_ROOM", f"{refused.missing} of {model.wanted} replicas: {refused.message}", True
+        claim = model.target.claim
+        told = f"; replicas of lower priority leave {claim} for it" if claim else ""
+        return state, _code(refused), f"{refused.missing} of {model.wanted} replicas: {refused.message}{told}", True
     troubled = next((r for r in model.of(model.generation) if r.state is R.LOAD_FAILED), None)
     if troubled is not None:
         return (
@@ -101,6 +105,12 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
             True,
         )
     return ModelState.PROGRESSING, "", f"{available} of {model.wanted} replicas are available", True
+
+
+def _code(refused: PlacementRefused) -> str:
+    """Return why it waits, as a code: for its tenant's cap, for another tenant's floor, or for room."""
+    rules = {count.rule for count in refused.refusals}
+    return "TENANT_QUOTA" if TENANT_QUOTA in rules else "TENANT_FLOOR" if TENANT_FLOOR in rules else "NO_ROOM"
 
 
 def statuses(state: State) -> list[ModelStatus]:

@@ -18,7 +18,7 @@ from magnetar_common.bus import Bus
 from magnetar_common.client import Handle, Magnetar, Outcome
 from magnetar_common.errors import RequestRefused, Unanswered
 from magnetar_common.signing import signer_of
-from magnetar_events.requests import Actor, DeployModel, SetPolicy
+from magnetar_events.requests import Actor, DeployModel, SetPolicy, SetTenant
 
 SOURCE = "magnetar-cli"
 """What requests of this command name as their source."""
@@ -98,9 +98,11 @@ def send(
             log.close()
 
 
-def _ask(magnetar: Magnetar, request: DeployModel | SetPolicy, reason: str, expected: int | None) -> Handle:
+def _ask(magnetar: Magnetar, request: DeployModel | SetPolicy | SetTenant, reason: str, expected: int | None) -> Handle:
     if isinstance(request, DeployModel):
         return magnetar.deploy(request.model, reason=reason, expected_generation=expected)
+    if isinstance(request, SetTenant):
+        return magnetar.set_tenant(request.tenant, reason=reason)
     return magnetar.set_policy(request.policy, reason=reason)
 
 

@@ -18,6 +18,7 @@ from magnetar_cli.commands import (
     repair,
     server,
     service,
+    tenant,
     topics,
     up,
     upgrade,
@@ -50,6 +51,7 @@ app.command()(apply)
 app.add_typer(model.app, name="model")
 app.add_typer(server.app, name="server")
 app.add_typer(service.app, name="service")
+app.add_typer(tenant.app, name="tenant")
 for _command in (archive.archive, archive.verify, repair.void, repair.rebase):
     log.app.command()(_command)
 app.add_typer(log.app, name="log")

@@ -14,12 +14,13 @@ from magnetar_cli.exit_codes import Misused
 from magnetar_events.base import Labels, Name, OptionalName, Wire
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
-from magnetar_events.requests import DeployModel, SetPolicy
+from magnetar_events.requests import DeployModel, SetPolicy, SetTenant
+from magnetar_events.tenants import Tenant
 
 API_VERSION = "magnetar/v1"
 """What a manifest names as ``apiVersion``."""
 
-KINDS = ("Model", "Policy")
+KINDS = ("Model", "Policy", "Tenant")
 """What a manifest names as ``kind``."""
 
 M = TypeVar("M", bound=BaseModel)
@@ -41,7 +42,7 @@ class Manifest:
     """
 
     source: str
-    request: DeployModel | SetPolicy
+    request: DeployModel | SetPolicy | SetTenant
 
 
 class _Metadata(Wire):
@@ -52,6 +53,10 @@ class _Metadata(Wire):
 
 class _PolicyMetadata(Wire):
     name: OptionalName = ""
+
+
+class _TenantMetadata(Wire):
+    name: Name
 
 
 class _Unambiguous(yaml.SafeLoader):
@@ -101,6 +106,8 @@ def parse(document: object, source: str) -> Manifest:
         case "Policy":
             _checked(_PolicyMetadata, metadata, "metadata", source)
             return Manifest(source, SetPolicy(policy=_checked(Policy, spec, "spec", source)))
+        case "Tenant":
+            return Manifest(source, SetTenant(tenant=_tenant(metadata, spec, source)))
         case other:
             raise BadManifest(f"{source}: kind: {other!r} is not known{_meant(other, KINDS)}")
 
@@ -111,6 +118,13 @@ def _model(metadata: dict[object, object], spec: dict[object, object], source: s
         if given in spec:
             raise BadManifest(f"{source}: spec.{given}: unknown field; it belongs in metadata")
     return _checked(ModelSpec, {"labels": who.labels, **spec, "name": who.name, "tenant": who.tenant}, "spec", source)
+
+
+def _tenant(metadata: dict[object, object], spec: dict[object, object], source: str) -> Tenant:
+    who = _checked(_TenantMetadata, metadata, "metadata", source)
+    if "name" in spec:
+        raise BadManifest(f"{source}: spec.name: unknown field; it belongs in metadata")
+    return _checked(Tenant, {**spec, "name": who.name}, "spec", source)
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,12 +1,13 @@
 """How the state is shown: rows (whole, for JSON and YAML) and the columns of the tables made from them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from magnetar_cli.output import Columns, Json
+from magnetar_common.amounts import amount
 from magnetar_common.render import plain, server_to_dict
 from magnetar_common.state import Model, State
 from magnetar_common.status import model_status
-from magnetar_projector.narrative import amount
+from magnetar_common.tenancy import TenantStatus, tenant_statuses
 
 
 def model_row(model: Model) -> Json:
@@ -30,6 +31,17 @@ def servers(state: State) -> list[Json]:
     return [
         {**server_to_dict(server), "schedulable": server.schedulable} for _, server in sorted(state.servers.items())
     ]
+
+
+def tenant_row(status: TenantStatus) -> Json:
+    """Return how a tenant is, whole."""
+    amounts = {name: getattr(status, name)._asdict() for name in ("used", "wanted", "over")}
+    return {**plain(status), **amounts, "waiting": [plain(each) for each in status.waiting]}
+
+
+def tenants(state: State) -> list[Json]:
+    """Return every tenant that has limits or models, by name."""
+    return [tenant_row(status) for status in tenant_statuses(state)]
 
 
 MODELS: Columns = {
@@ -63,6 +75,40 @@ SERVERS: Columns = {
     "booked": lambda row: amount(row["booked"]),
     "free": lambda row: ", ".join(_device(each) for each in row["devices"].values()) or "-",
 }
+
+TENANTS: Columns = {
+    "tenant": lambda row: row["tenant"],
+    "replicas": lambda row: row["used"]["replicas"],
+    "floor": lambda row: _limit(row, "floorReplicas"),
+    "cap": lambda row: _limit(row, "capReplicas"),
+    "memory": lambda row: amount(row["used"]["bytes"]),
+    "memory floor": lambda row: _limit(row, "floorBytes", amount),
+    "memory cap": lambda row: _limit(row, "capBytes", amount),
+    "over cap": lambda row: row["limits"]["overCap"] if row["limits"] else "-",
+    "waiting": lambda row: len(row["waiting"]),
+    "note": lambda row: "; ".join(_tenant_notes(row)) or "-",
+}
+
+WAITING: Columns = {
+    "model": lambda row: row["model"],
+    "code": lambda row: row["code"],
+    "reason": lambda row: row["reason"],
+}
+
+
+def _limit(row: Json, name: str, as_text: Callable[[int], str] = str) -> str:
+    limit = row["limits"][name] if row["limits"] else 0
+    return as_text(limit) if limit else "-"
+
+
+def _tenant_notes(row: Json) -> Iterator[str]:
+    over = row["over"]
+    if over["replicas"]:
+        yield f"{over['replicas']} replicas over its cap"
+    if over["bytes"]:
+        yield f"{amount(over['bytes'])} over its cap"
+    if row["belowFloor"]:
+        yield "below its floor"
 
 
 def _runtime(info: Json) -> Iterator[str]:

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from magnetar_common.amounts import amount
 from magnetar_common.state import State
 from magnetar_events import facts as f
 from magnetar_events.facts import Fact
 from magnetar_projector.history import who
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _OF_A_WHOLE_SERVER = (f.ServerUpdated, f.ServerLost, f.ServerForgotten)
 
 
@@ -27,18 +27,10 @@ def concerns(state: State, fact: Fact) -> tuple[str, ...]:
     subjects = dict.fromkeys((f.subject_of(fact), getattr(fact, "model", ""), getattr(fact, "server", "")))
     if isinstance(fact, _OF_A_WHOLE_SERVER) and (server := state.servers.get(fact.server)) is not None:
         subjects.update(dict.fromkeys(model for model, _ in server.replicas))
+    if isinstance(fact, f.ReplicasPreempted):
+        subjects.update(dict.fromkeys(victim.model for victim in fact.victims))
     subjects.pop("", None)
     return tuple(subjects)
-
-
-def amount(size: int) -> str:
-    """Return bytes for people: ``100 MiB``."""
-    value = float(size)
-    for unit in _UNITS[:-1]:
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:.4g} {_UNITS[-1]}"
 
 
 def _because(reason: str) -> str:
@@ -81,6 +73,28 @@ def _policy_set(fact: f.PolicySet) -> str:
     usual = type(fact.policy)().model_dump(by_alias=True)
     parts = ", ".join(f"{name} {value}" for name, value in changed.items() if value != usual[name])
     return f"policy is now {parts or 'the defaults'}"
+
+
+def _tenant_set(fact: f.TenantSet) -> str:
+    tenant = fact.tenant
+    limits = (
+        ("floor", _limits(tenant.floor_replicas, tenant.floor_bytes)),
+        ("cap", _limits(tenant.cap_replicas, tenant.cap_bytes)),
+    )
+    told = " and ".join(f"a {what} of {limit}" for what, limit in limits if limit) or "neither floor nor cap"
+    over = (0 < tenant.cap_replicas < fact.replicas) or (0 < tenant.cap_bytes < fact.bytes)
+    more = "; that is over its cap: it stays, and nothing is added" if over else ""
+    beyond = {"wait": ", more waits", "refuse": ", more is refused"} if tenant.cap_replicas or tenant.cap_bytes else {}
+    has = f"{_replicas(fact.replicas)}, {amount(fact.bytes)}"
+    return f"{fact.subject} has {told}{beyond.get(tenant.over_cap, '')}; it holds {has}{more}"
+
+
+def _limits(replicas: int, size: int) -> str:
+    return ", ".join([*([_replicas(replicas)] if replicas else []), *([amount(size)] if size else [])])
+
+
+def _tenant_removed(fact: f.TenantRemoved) -> str:
+    return f"{fact.subject} has neither floor nor cap any more"
 
 
 def _request_accepted(fact: f.RequestAccepted) -> str:
@@ -164,6 +178,11 @@ def _placement_settled(fact: f.PlacementSettled) -> str:
     return f"nothing of {fact.model} waits for room any more"
 
 
+def _replicas_preempted(fact: f.ReplicasPreempted) -> str:
+    victims = ", ".join(f"{each.model} v{each.generation} of priority {each.priority}" for each in fact.victims)
+    return f"{_of(fact)} of priority {fact.priority} has no room: on {fact.server} leave {victims}"
+
+
 def _replica_adopted(fact: f.ReplicaAdopted) -> str:
     return f"{_of(fact)} found on {fact.server} and adopted{_because(fact.reason)}"
 
@@ -238,6 +257,8 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.UpgradeFinalized: _upgrade_finalized,
     f.LogRebased: _log_rebased,
     f.PolicySet: _policy_set,
+    f.TenantSet: _tenant_set,
+    f.TenantRemoved: _tenant_removed,
     f.RequestAccepted: _request_accepted,
     f.RequestRejected: _request_rejected,
     f.RequestRepeated: _request_repeated,
@@ -254,6 +275,7 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.ReplicaPlaced: _replica_placed,
     f.PlacementRefused: _placement_refused,
     f.PlacementSettled: _placement_settled,
+    f.ReplicasPreempted: _replicas_preempted,
     f.ReplicaAdopted: _replica_adopted,
     f.ReplicaChanged: _replica_changed,
     f.ReplicaMeasured: _replica_measured,

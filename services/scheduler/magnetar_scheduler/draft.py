@@ -4,13 +4,27 @@
 that ``evolve`` uses, and keeps count of what it has reserved on servers meanwhile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
 from typing import TypeVar
 
 from magnetar_common.model_folds import fold_model
-from magnetar_common.state import Model, Replica, Server, State, Version
+from magnetar_common.quotas import (
+    NOTHING,
+    Amount,
+    Need,
+    at_cap,
+    below_floor,
+    held,
+    left,
+    minus,
+    need_of,
+    plus,
+    tenant_of,
+)
+from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Version
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
@@ -47,7 +61,22 @@ class Draft:
         at: log time (ms).
     """
 
-    __slots__ = ("_models", "_size", "at", "bytes", "facts", "largest_room", "placed", "reserved", "state")
+    __slots__ = (
+        "_models",
+        "_size",
+        "at",
+        "bytes",
+        "claims",
+        "facts",
+        "largest_room",
+        "least",
+        "placed",
+        "refused",
+        "reserved",
+        "short",
+        "state",
+        "used",
+    )
 
     def __init__(self, state: State, at: int) -> None:
         self.state = state
@@ -61,6 +90,16 @@ class Draft:
         """Server → bytes added by this draft."""
         self.largest_room: dict[bool, int] = {}
         """Whether on accelerators → the most that any device had left when somebody first asked; see ``placement``."""
+        self.used: dict[str, Amount] = {}
+        """Tenant → what this draft adds to what it has (or, below zero, takes away)."""
+        self.short: dict[str, set[Need]] | None = None
+        """Tenant with a floor → what its models needed before this draft; None = nobody has asked yet."""
+        self.refused: dict[str, set[Need]] = {}
+        """Tenant → what those of its models need that found no place in this draft."""
+        self.claims: dict[str, list[tuple[str, int]]] = {}
+        """Server → (model, version) that this draft has others leave it for."""
+        self.least: int | None = None
+        """The lowest priority that anything has that is there; None = nobody has asked yet."""
         self._models: dict[str, Model | None] = {}
         self._size = 0
 
@@ -93,6 +132,26 @@ class Draft:
         """Return a server as it was before this draft."""
         return self.state.servers.get(key)
 
+    def replica(self, key: ReplicaKey) -> Replica | None:
+        """Return a replica as it is after the facts so far."""
+        if key.model not in self._models:
+            return self.state.replica(key)
+        model = self._models[key.model]
+        return model.replicas.get((key.generation, key.server)) if model is not None else None
+
+    def use(self, tenant: str) -> Amount:
+        """Return what a tenant has after the facts so far."""
+        used, added = self.state.quotas.use(tenant), self.used.get(tenant)
+        return used if added is None else plus(used, added)
+
+    def is_short(self, tenant: str) -> bool:
+        """Whether a tenant has less than its floor after the facts so far."""
+        return below_floor(self.state.tenants.get(tenant), self.use(tenant))
+
+    def left(self, tenant: str) -> int:
+        """Return how much of its cap is left to a tenant after the facts so far, in thousandths."""
+        return left(self.state.tenants.get(tenant), self.use(tenant))
+
     def emit(self, fact: f.Fact) -> None:
         """Decide a fact."""
         self.facts.append(fact)
@@ -106,9 +165,30 @@ class Draft:
             return
         if model is None:
             model = self._models[key] = Model(key, deleted=isinstance(fact, f.ReplicaAdopted))
-        fold_model(model, fact, self.state.position + 1, self.at)
+        if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaChanged)):
+            self._move(model, fact)
+        else:
+            fold_model(model, fact, self.state.position + 1, self.at)
         if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
             self._reserve(fact.server, fact.bookings, +1)
+        elif isinstance(fact, f.ReplicasPreempted):
+            self.claims.setdefault(fact.server, []).append((key, fact.generation))
+        elif isinstance(fact, f.PlacementRefused) and not at_cap(model.versions[fact.generation]):
+            need = need_of(model, model.versions[fact.generation])
+            self.refused.setdefault(tenant_of(key), set()).add(need)
+
+    def _move(self, model: Model, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.ReplicaChanged) -> None:
+        """Fold a fact about a replica, and count it for its tenant."""
+        place = (fact.generation, fact.server)
+        before = held(model.replicas.get(place))
+        fold_model(model, fact, self.state.position + 1, self.at)
+        after = held(model.replicas.get(place))
+        if after != before:
+            self._count(model.key, minus(after, before))
+
+    def _count(self, model: str, amount: Amount) -> None:
+        tenant = tenant_of(model)
+        self.used[tenant] = plus(self.used.get(tenant, NOTHING), amount)
 
     def change(
         self,
@@ -139,6 +219,20 @@ class Draft:
             )
         )
 
+    @contextmanager
+    def without(self, replica: Replica) -> Generator[None]:
+        """Within it, things stand as if a replica were gone and its memory free."""
+        amount, known = held(replica), replica.server in self.placed
+        self._reserve(replica.server, replica.bookings, -1)
+        self._count(replica.model, minus(NOTHING, amount))
+        try:
+            yield
+        finally:
+            self._reserve(replica.server, replica.bookings, +1)
+            self._count(replica.model, amount)
+            if not known:
+                del self.placed[replica.server]
+
     def _reserve(self, key: str, bookings: tuple[f.Booking, ...], sign: int) -> None:
         server = self.state.servers[key]
         self.placed[key] = self.placed.get(key, 0) + sign
@@ -155,6 +249,8 @@ def _size_of(fact: f.Fact) -> int:
         size += len(fact.server) + _BYTES_A_CHARACTER * len(fact.reason)
     if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
         size += sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(booking.device) for booking in fact.bookings)
+    if isinstance(fact, f.ReplicasPreempted):
+        size += sum(_CANDIDATE_BYTES + len(victim.model) for victim in fact.victims)
     if isinstance(fact, (f.ReplicaPlaced, f.PlacementRefused)):
         evidence = fact.best if isinstance(fact, f.ReplicaPlaced) else fact.examples
         size += sum(_CANDIDATE_BYTES + len(candidate.server) for candidate in evidence)

@@ -6,7 +6,8 @@ from magnetar_events import facts as f
 from magnetar_events.models import index_digest, served_name
 from magnetar_events.reports import InventoryModel, InventoryReported, ResyncRequested
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.reconcile import let_go, reconcile
+from magnetar_scheduler.leaving import let_go
+from magnetar_scheduler.reconcile import reconcile
 
 MAX_CHANGES = 1_000
 """Replicas settled in one entry; with more, the inventory is asked for again. Keeps an entry far below 1 MiB."""

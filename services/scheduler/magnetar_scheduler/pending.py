@@ -1,20 +1,27 @@
 """Decide on what the state itself waits for: timers, and the next piece of a large consequence."""
 
+from heapq import nsmallest
+
 from magnetar_common.state import Model, Server, State
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
 from magnetar_events.models import ModelSpec
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Continue, TimerDue
+from magnetar_scheduler.preemption import give_up
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
 from magnetar_scheduler.servers import INVENTORY_LEASES
+from magnetar_scheduler.tenants import in_turn, turn_of
 
 COMPARISONS = 50_000
 """A model of any kind that fits nowhere is compared with every server; one entry makes so many comparisons, at most.
 
 Half a second of them, measured: whoever sends an input waits no longer, and nobody takes the leader for dead.
 """
+
+FIRST = 20
+"""Where there are tenants, so many times as many models as one entry works on are compared for whose turn it is."""
 
 
 def on_timer(draft: Draft, source: TimerDue) -> None:
@@ -24,6 +31,8 @@ def on_timer(draft: Draft, source: TimerDue) -> None:
             return
         if key and server:
             _replica_due(draft, key, generation, server)
+        elif key and generation:
+            give_up(draft, key, generation)
         elif key:
             _model_due(draft, key)
         else:
@@ -73,7 +82,7 @@ def _server_due(draft: Draft, server: Server) -> None:
 def on_continue(draft: Draft, source: Continue) -> None:
     """Work on the next piece: models with something missing, then what failed and may now work, then what waits for room."""
     state, piece = draft.state, draft.policy.piece
-    unsettled = _first(state.unsettled, piece)
+    unsettled = _first(draft, piece)
     for key in unsettled:
         if draft.full:
             return
@@ -93,33 +102,39 @@ def tries(state: State) -> int:
 
 def more_to_try(state: State, tried: int) -> bool:
     """Whether more than so many models, or kinds of them, wait for room."""
-    return len(state.waiting) > tried and len({_tried_as(state.models[key]) for key in state.waiting}) > tried
+    return len(state.waiting) > tried and len({_tried_as(state, state.models[key]) for key in state.waiting}) > tried
 
 
 def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
-    """Place what waits, most important and longest waiting first; what is like a model that did not fit is not tried.
+    """Place what waits, each in its turn (:mod:`magnetar_scheduler.tenants`); what is like one that did not fit is not tried.
 
-    What was tried already is skipped, and what is more than one entry tries is left for the next.
+    Where several tenants wait a turn is one replica, so that they share what there is. What was tried already is skipped,
+    and what is more than one entry tries is left for the next.
     """
     state = draft.state
     end = skip + tries(state)
-    order = sorted(
-        state.waiting, key=lambda key: (-state.models[key].target.spec.priority, state.models[key].target.position, key)
-    )
     hopeless: set[object] = set()
     numbers: dict[object, int] = {}
-    placed = 0
-    for key in order:
+    placed, share = 0, 1 if state.tenants else 0
+    fits = False
+
+    def is_done(key: str) -> bool:
+        model = draft.model(key)
+        return not (fits and share and model is not None and any(map(model.missing, model.kept())))
+
+    for key in in_turn(draft, state.waiting, is_done):
         model = state.models[key]
-        like, unit = _like(model.target.spec), _tried_as(model)
+        like, unit = _like(state, model.target.spec), _tried_as(state, model)
         number = numbers.setdefault(unit, len(numbers))
         if draft.full or number >= end:
             return
+        fits = False
         if number < skip or like in hopeless:
             continue
         before = len(draft.facts)
-        reconcile(draft, key, "room was found", retry=True)
-        if any(isinstance(fact, f.ReplicaPlaced) for fact in draft.facts[before:]):
+        reconcile(draft, key, "room was found", retry=True, most=share)
+        fits = any(isinstance(fact, f.ReplicaPlaced) for fact in draft.facts[before:])
+        if fits:
             placed += 1
             if placed >= piece:
                 return
@@ -127,19 +142,34 @@ def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
             hopeless.add(like)
 
 
-def _like(spec: ModelSpec) -> tuple[object, ...]:
+def _like(state: State, spec: ModelSpec) -> tuple[object, ...]:
     """Return all of a specification that placement looks at."""
-    return (spec.requirements, spec.runtime.kind, spec.memory, spec.devices, spec.gpu_types, spec.server)
+    asked = (spec.requirements, spec.runtime.kind, spec.memory, spec.devices, spec.gpu_types, spec.server)
+    if state.policy.preemption != "never":
+        asked = (*asked, spec.priority)
+    return (*asked, spec.tenant) if state.tenants else asked
 
 
-def _tried_as(model: Model) -> object:
+def _tried_as(state: State, model: Model) -> object:
     """Return what a try of this model tells of: of all its like, unless something of its own may stand in its way."""
-    return model.key if model.replicas or model.target.places else _like(model.target.spec)
+    target = model.target
+    return model.key if model.replicas or target.places or target.preempted else _like(state, target.spec)
 
 
 def _has_lost(model: Model) -> bool:
     return any(replica.state is R.LOST for replica in model.replicas.values())
 
 
-def _first(pending: dict[str, None], count: int) -> list[str]:
+def _first(draft: Draft, count: int) -> list[str]:
+    """Return the models to be worked on first: where there are tenants, those whose turn it is; otherwise by name."""
+    pending = draft.state.unsettled
+    near = pending if len(pending) <= FIRST * count else list(pending)[: FIRST * count]
+    if draft.state.tenants:
+        return nsmallest(count, near, key=lambda key: _turn(draft, key))
     return sorted(pending)[:count] if len(pending) <= 4 * count else sorted(list(pending)[:count])
+
+
+def _turn(draft: Draft, key: str) -> tuple[object, ...]:
+    """Return the turn of a model, perhaps one that nobody wants: of that, something is to be let go of, which goes first."""
+    model = draft.state.models[key]
+    return (1, *turn_of(draft, key)) if model.generation in model.versions else (0, key)

@@ -5,16 +5,18 @@ the tightest memory fit, then the name: the same state always gives the same ans
 load, so that a decision looks at a few of them and does not slow down with the number of models.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from heapq import merge
 from math import inf
 from typing import NamedTuple
 
 from magnetar_common.fleet import HOST_MEMORY, Rank, ServerClass, room_on
+from magnetar_common.quotas import TENANT_QUOTA, Need
 from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count
 from magnetar_events.models import ModelSpec
 from magnetar_events.records import Device
+from magnetar_scheduler import tenants
 from magnetar_scheduler.draft import Draft
 
 BEST = 5
@@ -39,6 +41,7 @@ RULES = {
     "devices": "with too few devices",
     "busy": "with devices too busy",
     "memory": "without enough free memory",
+    **tenants.RULES,
 }
 """Rule → what it says of a server that it turns down."""
 
@@ -58,15 +61,23 @@ class Refused(NamedTuple):
     examples: tuple[Candidate, ...]
     message: str
 
+    @property
+    def passing(self) -> bool:
+        """Whether a rule that says nothing against a server is among those in the way."""
+        return any(count.rule in tenants.PASSING for count in self.refusals)
+
 
 def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
     """Find a server for one more replica of a version, as things stand after the draft's facts."""
-    if version.refused is not None and _outgrown(draft, version.spec):
+    if told := tenants.over_cap(draft, model, version):
+        return Refused((Count(TENANT_QUOTA, len(draft.state.servers)),), (), told)
+    needs = tenants.kept_from(draft, version)
+    if version.refused is not None and not (needs or _passing(version)) and _outgrown(draft, version.spec):
         return Refused(version.refused.refusals, version.refused.examples, version.refused.message)
     spec = version.spec
     found: list[tuple[int, float, str, tuple[Booking, ...]]] = []
     for key in draft.placed:
-        _try(draft, model, version, key, found, check_class=True)
+        _try(draft, model, version, key, found, needs, check_class=True)
     rooms, accelerated = draft.state.fleet.rooms(draft.state), spec.devices > 0
     # What a draft takes away may make room on any server of that host, of which the fleet does not know.
     least = -inf if any(taken < 0 for taken in draft.reserved.values()) else spec.memory
@@ -76,14 +87,19 @@ def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
             break
         if rooms[key][accelerated] < least:
             continue
-        if key not in draft.placed and _try(draft, model, version, key, found):
+        if key not in draft.placed and _try(draft, model, version, key, found, needs):
             level = load
     if not found:
-        return _refuse(draft, model, version)
+        return _refuse(draft, model, version, needs)
     found.sort()
     _, _, server, bookings = found[0]
     best = tuple(Candidate(key, load + slack, "") for load, slack, key, _ in found[:BEST])
     return Placed(server, bookings, best)
+
+
+def _passing(version: Version) -> bool:
+    """Whether a version waits for something else than room on a server."""
+    return version.refused is not None and any(each.rule in tenants.PASSING for each in version.refused.refusals)
 
 
 def _outgrown(draft: Draft, spec: ModelSpec) -> bool:
@@ -119,6 +135,7 @@ def _try(
     version: Version,
     key: str,
     found: list[tuple[int, float, str, tuple[Booking, ...]]],
+    needs: Collection[Need],
     *,
     check_class: bool = False,
 ) -> bool:
@@ -126,7 +143,7 @@ def _try(
     if check_class and (not server.schedulable or _class_rule(draft.state.fleet.class_of(server), version.spec)):
         return False
     answer = _server_rule(draft, model, version, server)
-    if isinstance(answer, str):
+    if isinstance(answer, str) or tenants.kept(draft, model, version, server, needs):
         return False
     slack, bookings = answer
     found.append((len(server.replicas) + draft.placed.get(key, 0), slack, key, bookings))
@@ -206,8 +223,18 @@ def room_after(draft: Draft, server: Server, device: Device) -> int:
     return room_on(draft.state, server, device) - draft.reserved.get((server.info.host, device.uuid), 0)
 
 
-def rule_against(draft: Draft, model: Model, version: Version, server: Server) -> str:
-    """Return the first rule that turns this server down for one more replica, or an empty string."""
+def rule_against(
+    draft: Draft, model: Model, version: Version, server: Server, needs: Collection[Need] | None = None
+) -> str:
+    """Return the first rule that turns this server down for one more replica, or an empty string.
+
+    Args:
+        draft: so far.
+        model: of which one more replica is to be placed.
+        version: of it.
+        server: any.
+        needs: from :func:`tenants.kept_from`, if it was asked already.
+    """
     if server.lost:
         return "lost"
     if server.record.status != "UP":
@@ -220,28 +247,32 @@ def rule_against(draft: Draft, model: Model, version: Version, server: Server) -
     if rule:
         return rule
     answer = _server_rule(draft, model, version, server)
-    return answer if isinstance(answer, str) else ""
+    if isinstance(answer, str):
+        return answer
+    needs = tenants.kept_from(draft, version) if needs is None else needs
+    return tenants.kept(draft, model, version, server, needs)
 
 
-def _refuse(draft: Draft, model: Model, version: Version) -> Refused:
+def _refuse(draft: Draft, model: Model, version: Version, needs: Collection[Need]) -> Refused:
     """Say why no server takes it. The answer to one is the answer to all that ask for the same of the same fleet."""
     spec, nothing_of_its_own = version.spec, not (draft.placed or version.places or any(model.of(version.generation)))
+    nothing_of_its_own = nothing_of_its_own and not (draft.claims or draft.state.quotas.claims)
     known = draft.state.fleet.refusals(draft.state)
     asked = (spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, spec.memory)
-    asked = (*asked, draft.policy.utilisation_limit)
+    asked = (*asked, draft.policy.utilisation_limit, needs)
     if nothing_of_its_own and asked in known:
         return known[asked]
-    refused = _refused(draft, model, version)
+    refused = _refused(draft, model, version, needs)
     if nothing_of_its_own:
         known[asked] = refused
     return refused
 
 
-def _refused(draft: Draft, model: Model, version: Version) -> Refused:
+def _refused(draft: Draft, model: Model, version: Version, needs: Collection[Need]) -> Refused:
     counts: dict[str, int] = {}
     examples: list[Candidate] = []
     for key in sorted(draft.state.servers):
-        rule = rule_against(draft, model, version, draft.state.servers[key])
+        rule = rule_against(draft, model, version, draft.state.servers[key], needs)
         counts[rule] = counts.get(rule, 0) + 1
         if len(examples) < EXAMPLES:
             examples.append(Candidate(key, 0.0, rule))

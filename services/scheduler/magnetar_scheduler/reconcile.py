@@ -4,20 +4,19 @@ Order, always: load, verify, route; and backwards: unroute, grace, unload. The n
 table before the old version's leave it.
 """
 
-from magnetar_common.state import Model, Replica, Version
+from magnetar_common.state import Model, Version
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.leaving import let_go, order_of_leaving
 from magnetar_scheduler.placement import Placed, Refused, place
+from magnetar_scheduler.preemption import make_room, waits_for_leavers
 
 PLACES = 20
 """Places at which a version failed that are told, at most: each with what its agent said."""
 
-_VICTIMS = {R.LOAD_FAILED: 0, R.LOAD_REQUESTED: 1, R.LOADING: 2, R.LOADED: 3, R.AVAILABLE: 4}
-"""Whom to let go of first when there are too many: what is least far along."""
 
-
-def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False) -> None:
+def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False, most: int = 0) -> None:
     """Decide what a model needs next.
 
     Args:
@@ -25,6 +24,7 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False) 
         key: the model.
         reason: of new placements, for people.
         retry: try again to place what did not fit before.
+        most: replicas to place, of each version; what is missing then goes on waiting. 0 = all.
     """
     model = draft.model(key)
     if model is None:
@@ -33,7 +33,7 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False) 
         _wind_down(draft, model)
         return
     for generation in model.kept():
-        _fill(draft, model, model.versions[generation], reason or "wanted", retry=retry)
+        _fill(draft, model, model.versions[generation], reason or "wanted", retry=retry, most=most)
         _trim(draft, model, generation)
     _hand_over(draft, model)
     for generation in model.kept():
@@ -41,24 +41,14 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False) 
     _retire(draft, model)
 
 
-def let_go(draft: Draft, replica: Replica, reason: str) -> None:
-    """Start to take a replica away, from whatever state it is in."""
-    if replica.state is R.AVAILABLE:
-        draft.change(replica, R.UNROUTE_REQUESTED, reason=reason, due=draft.at + draft.policy.unload_grace_ms + 1)
-    elif replica.state in (R.LOAD_REQUESTED, R.LOADING, R.LOAD_FAILED, R.LOADED):
-        draft.change(replica, R.UNLOAD_REQUESTED, reason=reason, due=draft.at + draft.policy.unload_timeout_ms)
-    elif replica.state is R.LOST:
-        draft.change(replica, R.UNLOADED, reason=reason)
-
-
-def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: bool) -> None:
+def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: bool, most: int) -> None:
     """Place what is missing of a version."""
     missing = model.missing(version.generation)
     if version.refused is not None and not retry and missing:
         return
     for left in range(missing, 0, -1):
-        if draft.full:
-            return  # what is missing stays unsettled
+        if draft.full or 0 < most <= missing - left:
+            return  # what is missing stays unsettled, or waits
         answer = place(draft, model, version)
         if not isinstance(answer, Placed):
             _no_room(draft, model, version, left, answer)
@@ -72,9 +62,15 @@ def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: b
 
 
 def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> None:
-    if version.places:  # it was tried elsewhere and failed there; no place is left
+    if version.places and not answer.passing:  # it was tried elsewhere and failed there; no place is left
         fail(draft, model, version, "LOAD_FAILED", "no other server takes it", retriable=True)
         return
+    if not waits_for_leavers(draft, version):
+        _tell(draft, model, version, left, answer)
+        make_room(draft, model, version, answer)
+
+
+def _tell(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> None:
     before = version.refused
     rules = {count.rule for count in answer.refusals}
     if before is None or before.missing != left or {count.rule for count in before.refusals} != rules:
@@ -94,7 +90,7 @@ def fail(draft: Draft, model: Model, version: Version, code: str, message: str, 
 def _trim(draft: Draft, model: Model, generation: int) -> None:
     """Let go of what is more than wanted."""
     live = [replica for replica in model.of(generation) if replica.live]
-    live.sort(key=lambda replica: (_VICTIMS[replica.state], replica.server))
+    live.sort(key=order_of_leaving)
     for replica in live[: max(0, len(live) - model.versions[generation].wanted)]:
         let_go(draft, replica, "more than wanted")
 

@@ -10,12 +10,23 @@ from magnetar_events.commands import COMMAND_KINDS
 from magnetar_events.credentials import redacted
 from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.models import ModelSpec
-from magnetar_events.requests import DeployModel, FinalizeUpgrade, ModelEvent, ScaleModel, SetPolicy, UndeployModel
+from magnetar_events.requests import (
+    OF_NO_MODEL,
+    DeleteTenant,
+    DeployModel,
+    FinalizeUpgrade,
+    ModelEvent,
+    ScaleModel,
+    SetPolicy,
+    SetTenant,
+    UndeployModel,
+)
 from magnetar_scheduler.authorship import Author, author_of, check_may_govern, check_may_set
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Rejected, Request
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.refusal import Refusal
+from magnetar_scheduler.tenants import check_wish, remove_tenant, set_tenant
 
 
 def on_request(draft: Draft, source: Request) -> None:
@@ -82,7 +93,7 @@ def _short(value: object) -> str:
 
 
 def _check_generation(draft: Draft, event: ModelEvent) -> None:
-    if event.expected_generation is None or isinstance(event.event, (SetPolicy, FinalizeUpgrade)):
+    if event.expected_generation is None or isinstance(event.event, OF_NO_MODEL):
         return
     model = draft.state.models.get(event.event.subject)
     current = model.generation if model is not None and not model.deleted else 0
@@ -112,6 +123,7 @@ def _accept(draft: Draft, event: ModelEvent, author: Author, generation: int) ->
 def _deploy(draft: Draft, event: ModelEvent, author: Author, wish: DeployModel) -> None:
     spec, key = wish.model, wish.model.key
     model = draft.state.models.get(key)
+    check_wish(draft, key, spec, spec.replicas)
     if model is not None and not model.deleted and _same_version(model.target.spec, spec):
         _accept(draft, event, author, model.generation)
         if model.wanted != spec.replicas:
@@ -155,6 +167,7 @@ def _scale(draft: Draft, event: ModelEvent, author: Author, wish: ScaleModel) ->
     if wish.replicas < spec.min_replicas or (spec.max_replicas and wish.replicas > spec.max_replicas):
         limits = f"{spec.min_replicas} to {spec.max_replicas or 'any'}"
         raise Refusal("OUT_OF_RANGE", "event.replicas", f"{wish.replicas} is outside the model's limits, {limits}")
+    check_wish(draft, model.key, spec, wish.replicas)
     _accept(draft, event, author, model.generation)
     if wish.replicas != model.wanted:
         draft.emit(f.ModelScaled(model.key, wish.replicas, event.field_owner))
@@ -190,6 +203,21 @@ def _finalize(draft: Draft, event: ModelEvent, author: Author, wish: FinalizeUpg
         draft.emit(f.UpgradeFinalized(wish.fold_version))
 
 
+def _set_tenant(draft: Draft, event: ModelEvent, author: Author, wish: SetTenant) -> None:
+    check_may_govern(draft.policy, author.publisher, "set tenants")
+    fact = set_tenant(draft, wish)
+    _accept(draft, event, author, 0)
+    if fact is not None:
+        draft.emit(fact)
+
+
+def _delete_tenant(draft: Draft, event: ModelEvent, author: Author, wish: DeleteTenant) -> None:
+    check_may_govern(draft.policy, author.publisher, "delete tenants")
+    fact = remove_tenant(draft, wish)
+    _accept(draft, event, author, 0)
+    draft.emit(fact)
+
+
 def _lacks(server: Server) -> bool:
     """Whether an agent has said which kinds of command it knows, and one that we send is not among them."""
     return bool(server.info.commands) and not set(COMMAND_KINDS) <= set(server.info.commands)
@@ -201,4 +229,6 @@ _ON: dict[type, Callable[[Draft, ModelEvent, Author, Any], None]] = {
     ScaleModel: _scale,
     SetPolicy: _set_policy,
     FinalizeUpgrade: _finalize,
+    SetTenant: _set_tenant,
+    DeleteTenant: _delete_tenant,
 }

@@ -7,7 +7,7 @@ import yaml
 
 from magnetar_cli.exit_codes import ExitCode
 from magnetar_cli.manifests import BadManifest, parse, read
-from magnetar_events.requests import DeployModel, SetPolicy
+from magnetar_events.requests import DeployModel, SetPolicy, SetTenant
 
 IRIS = """
 apiVersion: magnetar/v1
@@ -133,3 +133,25 @@ def test_deep_nesting_is_a_bad_manifest(tmp_path: Path, text: str) -> None:
     (tmp_path / "deep.yaml").write_text(text)
     with pytest.raises(BadManifest, match="cannot be read"):
         read(tmp_path / "deep.yaml")
+
+
+def test_a_tenant_is_a_set_tenant_and_its_fields_are_checked_too(tmp_path: Path) -> None:
+    text = """
+apiVersion: magnetar/v1
+kind: Tenant
+metadata: {name: search}
+spec: {floorReplicas: 1, capReplicas: 3, capBytes: 2Gi, overCap: refuse}
+"""
+    (manifest,) = read(written(tmp_path, text))
+    assert isinstance(manifest.request, SetTenant)
+    tenant = manifest.request.tenant
+    assert (tenant.name, tenant.floor_replicas, tenant.cap_replicas, tenant.cap_bytes) == ("search", 1, 3, 2 * 2**30)
+    assert manifest.request.subject == "tenant:search"
+    for wrong, told in (
+        (("capBytes", "capByte"), "spec.capByte: unknown field (did you mean capBytes?)"),
+        (("floorReplicas: 1", "floorReplicas: 4"), "floorReplicas 4 is above capReplicas 3"),
+        (("refuse", "panic"), "spec.overCap: "),
+        (("spec: {", "spec: {name: x, "), "spec.name: unknown field; it belongs in metadata"),
+        (("{name: search}", "{name: search, tenant: x}"), "metadata.tenant: unknown field"),
+    ):
+        assert told in refusal(tmp_path, text.replace(*wrong))

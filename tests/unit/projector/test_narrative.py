@@ -6,18 +6,26 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 
+from magnetar_common.amounts import amount
 from magnetar_common.state import State
 from magnetar_events import facts as f
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServiceRecord
-from magnetar_projector.narrative import _LINES, amount, concerns, narrate
+from magnetar_events.tenants import Tenant
+from magnetar_projector.narrative import _LINES, concerns, narrate
 from tests.support.logs import busy_world
 from tests.support.world import MIB, World, record, spec
 
 KINDS = get_args(f.Fact)
 SAMPLES: dict[Any, Any] = {str: "text\nof two lines", int: 3, float: 0.5, bool: True}
-SAMPLES |= {ModelSpec: spec(), Policy: Policy(), ServiceRecord: record(), Device: Device(uuid="cpu")}
+SAMPLES |= {
+    ModelSpec: spec(),
+    Policy: Policy(),
+    ServiceRecord: record(),
+    Device: Device(uuid="cpu"),
+    Tenant: Tenant(name="a"),
+}
 
 
 def sample(annotation: Any) -> Any:
@@ -40,8 +48,8 @@ def test_no_kind_is_missing() -> None:
 def test_a_fact_is_one_line_that_names_its_subject(kind: type) -> None:
     """Whatever is in a fact, its line is one, and says whom it is about."""
     fact = dataclasses.replace(sample(kind))
-    for name in ("model", "server", "subject"):
-        if hasattr(fact, name):
+    for name in ("model", "server", "subject", "tenant"):
+        if get_type_hints(kind).get(name) is str:
             setattr(fact, name, f"the-{name}")
     line = narrate(fact)
     assert line == line.strip()

@@ -21,7 +21,10 @@ KINDS = tuple(sorted(fact.__name__ for fact in get_args(Fact)))
 
 Subject = Annotated[
     str,
-    typer.Option("--subject", help="Only the story of this model (tenant/name) or server (cluster/server/replica)."),
+    typer.Option(
+        "--subject",
+        help="Only the story of this model (tenant/name), server (cluster/server/replica) or tenant (tenant:name).",
+    ),
 ]
 Kind = Annotated[list[str] | None, typer.Option("--kind", help="Only facts of this kind; may be repeated.")]
 
@@ -41,7 +44,7 @@ def log(
         return
     wanted = _kinds(kind or [])
     skipped: Callable[[LogRecord], bool] = until(parse_place(after)) if after else lambda _: False
-    about = subject if not subject or "/" in subject else f"default/{subject}"
+    about = subject if not subject or "/" in subject or ":" in subject else f"default/{subject}"
     with following() as state:
         rows = _rows(state, skipped, about, wanted, ever=follow)
         if not follow:

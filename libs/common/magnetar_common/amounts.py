@@ -1,0 +1,13 @@
+"""Amounts of memory, for people."""
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def amount(size: int) -> str:
+    """Return bytes for people: ``100 MiB``."""
+    value = float(size)
+    for unit in _UNITS[:-1]:
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:.4g} {_UNITS[-1]}"

@@ -1,0 +1,213 @@
+"""The books of the tenants: what each has, what it wants, and what those of its models need that have no place.
+
+Derived from the models, and kept in step by ``evolve``, so that a decision asks and does not count. A replica counts from
+when it is placed or adopted until it is known to be gone; while it is lost it counts for nothing, so that another can
+take its place, and when it comes back it counts again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from magnetar_common.transitions import R
+
+if TYPE_CHECKING:
+    from magnetar_common.state import Model, Replica, State, Version
+    from magnetar_events.models import ModelSpec
+    from magnetar_events.tenants import Tenant
+
+TENANT_QUOTA = "tenant-quota"
+"""Rule that refuses a placement, whatever the servers: the tenant is at its cap."""
+
+TENANT_FLOOR = "tenant-floor"
+"""Rule that keeps a server for a tenant that waits below its floor."""
+
+
+class Amount(NamedTuple):
+    """Of what floors and caps are: replicas, and bytes of device memory."""
+
+    replicas: int
+    bytes: int
+
+
+class Need(NamedTuple):
+    """What a replica needs that has no place yet: which servers could be the one, were they empty."""
+
+    server: str
+    runtime: str
+    requirements: tuple[str, ...]
+    devices: int
+    gpu_types: tuple[str, ...]
+    memory: int
+    without: frozenset[str]
+    """Servers that hold the version already, or where it failed."""
+
+
+NOTHING = Amount(0, 0)
+
+
+class _Noted(NamedTuple):
+    wanted: Amount
+    needs: tuple[Need, ...]
+    claims: tuple[tuple[str, int], ...]
+
+
+_NOT_NOTED = _Noted(NOTHING, (), ())
+
+
+@dataclass(slots=True)
+class Quotas:
+    """The books.
+
+    Attributes:
+        used: tenant → what it has; one that has nothing is not there.
+        wanted: tenant → what its models want together.
+        needs: tenant → model → what it needs that has no place.
+        claims: server → (model, version) that replicas of lower priority leave it for.
+    """
+
+    used: dict[str, Amount] = field(default_factory=dict[str, Amount])
+    wanted: dict[str, Amount] = field(default_factory=dict[str, Amount])
+    needs: dict[str, dict[str, tuple[Need, ...]]] = field(default_factory=dict[str, "dict[str, tuple[Need, ...]]"])
+    claims: dict[str, dict[tuple[str, int], None]] = field(default_factory=dict[str, dict[tuple[str, int], None]])
+    _noted: dict[str, _Noted] = field(default_factory=dict[str, _Noted])
+
+    def use(self, tenant: str) -> Amount:
+        """Return what a tenant has."""
+        return self.used.get(tenant, NOTHING)
+
+    def wants(self, tenant: str) -> Amount:
+        """Return what a tenant's models want together: of each, the wanted version."""
+        return self.wanted.get(tenant, NOTHING)
+
+    def wish(self, model: str) -> Amount:
+        """Return what is wanted of a model."""
+        return self._noted.get(model, _NOT_NOTED).wanted
+
+    def note(self, key: str, model: Model | None, *, pending: bool) -> bool:
+        """Take note of a model that is another than it was.
+
+        Args:
+            key: the model's.
+            model: as it is now; None = gone.
+            pending: whether something of it may have no place.
+
+        Returns:
+            Whether it no longer needs what it needed.
+        """
+        before = self._noted.get(key, _NOT_NOTED)
+        now = _NOT_NOTED if model is None else _note_of(model, pending=pending)
+        if now == before:
+            return False
+        if now == _NOT_NOTED:
+            del self._noted[key]
+        else:
+            self._noted[key] = now
+        tenant = tenant_of(key)
+        if now.wanted != before.wanted:
+            _add(self.wanted, tenant, now.wanted, +1)
+            _add(self.wanted, tenant, before.wanted, -1)
+        if now.needs:
+            self.needs.setdefault(tenant, {})[key] = now.needs
+        elif before.needs:
+            del self.needs[tenant][key]
+            if not self.needs[tenant]:
+                del self.needs[tenant]
+        for server, generation in before.claims:
+            del self.claims[server][key, generation]
+            if not self.claims[server]:
+                del self.claims[server]
+        for server, generation in now.claims:
+            self.claims.setdefault(server, {})[key, generation] = None
+        return bool(before.needs or before.claims) and (now.needs, now.claims) != (before.needs, before.claims)
+
+
+def tenant_of(model: str) -> str:
+    """Return the tenant of a model, by its key."""
+    return model.partition("/")[0]
+
+
+def cost(spec: ModelSpec) -> Amount:
+    """Return what one more replica takes."""
+    return Amount(1, max(1, spec.devices) * spec.memory)
+
+
+def times(one: Amount, count: int) -> Amount:
+    """Return so many times an amount."""
+    return Amount(one.replicas * count, one.bytes * count)
+
+
+def plus(one: Amount, other: Amount) -> Amount:
+    """Return two amounts together."""
+    return Amount(one.replicas + other.replicas, one.bytes + other.bytes)
+
+
+def minus(one: Amount, other: Amount) -> Amount:
+    """Return what is left of one without the other."""
+    return Amount(one.replicas - other.replicas, one.bytes - other.bytes)
+
+
+def held(replica: Replica | None) -> Amount:
+    """Return what a replica counts for; nothing if it is lost, or None."""
+    if replica is None or replica.state is R.LOST:
+        return NOTHING
+    return Amount(1, sum(booking.bytes for booking in replica.bookings))
+
+
+def below_floor(tenant: Tenant | None, used: Amount) -> bool:
+    """Whether a tenant has less than its floor: fewer replicas, or fewer bytes."""
+    return tenant is not None and (used.replicas < tenant.floor_replicas or used.bytes < tenant.floor_bytes)
+
+
+def left(tenant: Tenant | None, used: Amount) -> int:
+    """Return how much of its cap is left to a tenant, in thousandths, of that cap of which the least is.
+
+    A tenant without a cap was promised nothing: 0 is left.
+    """
+    if tenant is None:
+        return 0
+    caps = ((tenant.cap_replicas, used.replicas), (tenant.cap_bytes, used.bytes))
+    return max(0, min(((cap - taken) * 1000 // cap for cap, taken in caps if cap), default=0))
+
+
+def count(state: State, model: str, before: Amount, now: Amount) -> None:
+    """Enter a replica that counts for another amount than it did; something may fit after that which did not."""
+    if now == before:
+        return
+    name = tenant_of(model)
+    used, tenant = state.quotas.use(name), state.tenants.get(name)
+    _add(state.quotas.used, name, minus(now, before), +1)
+    if tenant is not None and (now < before or below_floor(tenant, used) > below_floor(tenant, state.quotas.use(name))):
+        state.room += 1
+
+
+def _add(books: dict[str, Amount], tenant: str, amount: Amount, sign: int) -> None:
+    total = plus(books.get(tenant, NOTHING), times(amount, sign))
+    if total == NOTHING:
+        books.pop(tenant, None)
+    else:
+        books[tenant] = total
+
+
+def _note_of(model: Model, *, pending: bool) -> _Noted:
+    target = model.versions.get(model.generation)
+    wanted = NOTHING if target is None or model.deleted else times(cost(target.spec), target.wanted)
+    if not pending or model.deleted:
+        return _Noted(wanted, (), ()) if wanted != NOTHING else _NOT_NOTED
+    waiting = [model.versions[generation] for generation in model.kept() if model.missing(generation)]
+    needs = tuple(need_of(model, version) for version in waiting if not at_cap(version))
+    claims = tuple((version.claim, version.generation) for version in waiting if version.claim)
+    return _Noted(wanted, needs, claims)
+
+
+def at_cap(version: Version) -> bool:
+    """Whether a version waits because of its own tenant's cap."""
+    return version.refused is not None and any(each.rule == TENANT_QUOTA for each in version.refused.refusals)
+
+
+def need_of(model: Model, version: Version) -> Need:
+    """Return what one more replica of a version needs."""
+    spec = version.spec
+    without = frozenset((*version.places, *(replica.server for replica in model.of(version.generation))))
+    return Need(spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, spec.memory, without)

@@ -1,0 +1,255 @@
+"""Tenants: the cap that a placement must not pass, the servers kept for who waits below its floor, and whose turn it is.
+
+The books (:mod:`magnetar_common.quotas`) say at once what a tenant has. A cap counts every replica that is there, those
+of an old version while the new one loads, too: nothing passes it but what is found on servers, and what was there when
+the cap was lowered.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+
+from magnetar_common.amounts import amount
+from magnetar_common.fleet import HOST_MEMORY
+from magnetar_common.quotas import TENANT_FLOOR, TENANT_QUOTA, Amount, Need, cost, minus, plus, tenant_of, times
+from magnetar_common.state import Model, Server, Version
+from magnetar_events import facts as f
+from magnetar_events.models import ModelSpec
+from magnetar_events.requests import DeleteTenant, SetTenant
+from magnetar_events.tenants import Tenant
+from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.refusal import Refusal
+
+CLAIMED = "claimed"
+"""Rule that keeps a server for a model that others leave it for."""
+
+RULES = {
+    TENANT_QUOTA: "not asked, for the tenant is at its cap",
+    TENANT_FLOOR: "kept for a tenant that waits below its floor",
+    CLAIMED: "being cleared for a model of higher priority",
+}
+"""Rule → what it says of a server that it turns down."""
+
+PASSING = frozenset(RULES)
+"""Rules that say nothing against a server: what they turn down waits, and has not failed."""
+
+
+# --- the cap ----------------------------------------------------------------------------------------------------------
+
+
+def over_cap(draft: Draft, model: Model, version: Version) -> str:
+    """Return why one more replica of a version would pass its tenant's cap, or an empty string. Before any server."""
+    tenant = draft.state.tenants.get(tenant_of(model.key))
+    if tenant is None:
+        return ""
+    told = _passed(tenant, draft.use(tenant.name), cost(version.spec))
+    if told and any(replica.generation != version.generation for replica in model.replicas.values()):
+        told += "; replicas of its other versions count until they have left"
+    return told
+
+
+def _passed(tenant: Tenant, used: Amount, wanted: Amount) -> str:
+    total = plus(used, wanted)
+    if 0 < tenant.cap_replicas < total.replicas:
+        return (
+            f"tenant {tenant.name} is at its cap: {used.replicas} of capReplicas {tenant.cap_replicas} are used, and "
+            f"{wanted.replicas} more wanted"
+        )
+    if 0 < tenant.cap_bytes < total.bytes:
+        return (
+            f"tenant {tenant.name} is at its cap: {amount(used.bytes)} of capBytes {amount(tenant.cap_bytes)} are used, "
+            f"and {amount(wanted.bytes)} more wanted"
+        )
+    return ""
+
+
+def check_wish(draft: Draft, model: str, spec: ModelSpec, replicas: int) -> None:
+    """Refuse a wish after which a tenant's models want more than its cap, if that is what it says of such wishes.
+
+    What is wanted of the others counts, whether or not it has a place: so that two wishes that fit singly and not
+    together are not both taken. A wish for no more than before always passes.
+
+    Raises:
+        Refusal: see above.
+    """
+    tenant = draft.state.tenants.get(tenant_of(model))
+    if tenant is None or tenant.over_cap != "refuse":
+        return
+    books = draft.state.quotas
+    before, wish = books.wish(model), times(cost(spec), replicas)
+    others, more = minus(books.wants(tenant.name), before), minus(wish, before)
+    for cap, there, wanted, added, what, shown in (
+        (tenant.cap_replicas, others.replicas, wish.replicas, more.replicas, "capReplicas", str),
+        (tenant.cap_bytes, others.bytes, wish.bytes, more.bytes, "capBytes", amount),
+    ):
+        if cap and added > 0 and there + wanted > cap:
+            message = (
+                f"tenant {tenant.name} would be over its cap: its other models want {shown(there)} of {what} {shown(cap)}, "
+                f"and {shown(wanted)} is wanted of {model}"
+            )
+            raise Refusal("TENANT_QUOTA", "event", message)
+
+
+# --- the floor --------------------------------------------------------------------------------------------------------
+
+
+def kept_from(draft: Draft, version: Version) -> frozenset[Need]:
+    """Return the needs that go before one more replica of a version: of tenants that wait below their floor.
+
+    Whoever is below its own floor is kept from nothing.
+    """
+    tenant = version.spec.tenant
+    if not draft.state.tenants or draft.is_short(tenant):
+        return frozenset()
+    return frozenset(
+        need
+        for waiting in (_waiting(draft), draft.refused)
+        for name, needs in waiting.items()
+        if name != tenant and draft.is_short(name)
+        for need in needs
+    )
+
+
+def _waiting(draft: Draft) -> dict[str, set[Need]]:
+    """Return what has no place of the tenants that have a floor, as it was before the draft."""
+    if draft.short is None:
+        state = draft.state
+        draft.short = {
+            name: {need for each in state.quotas.needs[name].values() for need in each}
+            for name, tenant in state.tenants.items()
+            if name in state.quotas.needs and (tenant.floor_replicas or tenant.floor_bytes)
+        }
+    return draft.short
+
+
+def kept(draft: Draft, model: Model, version: Version, server: Server, needs: Collection[Need]) -> str:
+    """Return the rule by which a server is kept from a version, or an empty string.
+
+    What others leave for a more important model is kept from all but it, and who waits below its floor.
+
+    Args:
+        draft: so far.
+        model: of which one more replica is to be placed.
+        version: of it.
+        server: one that is schedulable.
+        needs: from :func:`kept_from`.
+    """
+    claims = (*draft.state.quotas.claims.get(server.key, ()), *draft.claims.get(server.key, ()))
+    if (
+        claims
+        and not draft.is_short(version.spec.tenant)
+        and any(_in_force(draft, model, version, *claim, server.key) for claim in claims)
+    ):
+        return CLAIMED
+    if needs and any(_takes_from(server, version.spec, need) for need in needs):
+        return TENANT_FLOOR
+    return ""
+
+
+def _in_force(draft: Draft, model: Model, version: Version, key: str, generation: int, server: str) -> bool:
+    if (key, generation) == (model.key, version.generation):
+        return False
+    claimant = draft.model(key)
+    claim = claimant.versions.get(generation) if claimant is not None and not claimant.deleted else None
+    return claim is not None and claim.claim == server and claim.refused is not None and draft.at < claim.claimed_until
+
+
+def _takes_from(server: Server, spec: ModelSpec, need: Need) -> bool:
+    """Whether a replica here would take what a need could have, were the server empty."""
+    info = server.info
+    same_memory = (spec.devices > 0) == (need.devices > 0)
+    if not (same_memory or info.max_models or info.memory_bytes):
+        return False
+    if (need.server and info.server != need.server) or server.key in need.without:
+        return False
+    if (need.runtime and info.runtime.kind != need.runtime) or not set(info.capabilities).issuperset(need.requirements):
+        return False
+    whole = 100 + info.over_commit_percent
+    if 0 < info.memory_bytes * whole // 100 < max(1, need.devices) * need.memory:
+        return False
+    parents = {device.parent for device in server.devices.values() if device.parent}
+    fitting = sum(
+        device.total * whole // 100 >= need.memory
+        for device in server.devices.values()
+        if not device.error
+        and (
+            (
+                device.kind != "cpu"
+                and device.uuid not in parents
+                and device.gpu_type in (need.gpu_types or (device.gpu_type,))
+            )
+            if need.devices
+            else device.uuid == HOST_MEMORY
+        )
+    )
+    return fitting >= max(1, need.devices)
+
+
+# --- whose turn it is -------------------------------------------------------------------------------------------------
+
+Turn = tuple[bool, int, int, int, str]
+
+
+def turn_of(draft: Draft, key: str) -> Turn:
+    """Return by what models that wait for room are sorted, the first first.
+
+    Who is below its floor goes before who is not, for that is what a floor is for; then the tenant of which the most of
+    its cap is left, so that the one that has had least of what it may have goes on; then the higher priority, which
+    decides within a tenant and among those that have had equally much; then the older wish, so that nobody is overtaken
+    for ever; then the name.
+    """
+    tenant, target = tenant_of(key), draft.state.models[key].target
+    return (not draft.is_short(tenant), -draft.left(tenant), -target.spec.priority, target.position, key)
+
+
+def in_turn(draft: Draft, keys: Iterable[str], is_done: Callable[[str], bool]) -> Iterator[str]:
+    """Yield models in the order in which they may place one more replica; the next depends on what was placed.
+
+    Args:
+        draft: takes what is decided meanwhile.
+        keys: of models in the state.
+        is_done: whether a model that was yielded has had all that it can have; otherwise its turn comes again.
+    """
+    queues: dict[str, list[Turn]] = {}
+    for key in keys:
+        queues.setdefault(tenant_of(key), []).append(turn_of(draft, key))
+    for queue in queues.values():
+        queue.sort(reverse=True)
+    heads = [(queue[-1], tenant) for tenant, queue in queues.items()]
+    heapify(heads)
+    while heads:
+        (*_, key), tenant = heappop(heads)
+        yield key
+        queue = queues[tenant]
+        if is_done(key):
+            queue.pop()
+        if queue:
+            heappush(heads, (turn_of(draft, queue[-1][-1]), tenant))
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def set_tenant(draft: Draft, wish: SetTenant) -> f.TenantSet | None:
+    """Return what follows from the request; None = it is so already.
+
+    Raises:
+        Refusal: there are too many.
+    """
+    tenants, tenant = draft.state.tenants, wish.tenant
+    if tenants.get(tenant.name) == tenant:
+        return None
+    if tenant.name not in tenants and len(tenants) >= draft.policy.max_models:
+        limit = f"there are {len(tenants)} tenants, and the policy's maxModels, which holds for them too, is as many"
+        raise Refusal("TOO_MANY_TENANTS", "event.tenant.name", limit)
+    return f.TenantSet(tenant, *draft.use(tenant.name))
+
+
+def remove_tenant(draft: Draft, wish: DeleteTenant) -> f.TenantRemoved:
+    """Return what follows from the request.
+
+    Raises:
+        Refusal: there is none.
+    """
+    if wish.name not in draft.state.tenants:
+        raise Refusal("NOT_FOUND", "event.name", f"tenant {wish.name} has neither floor nor cap")
+    return f.TenantRemoved(wish.name)

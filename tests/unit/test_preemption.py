@@ -1,0 +1,186 @@
+"""Preemption by example: who has to leave, in which order, who never has to, and that nobody is pushed to and fro."""
+
+from typing import Any
+
+from magnetar_common.state import Model
+from magnetar_common.status import ModelState, model_status
+from magnetar_common.transitions import R
+from magnetar_events import facts as f
+from tests.support.world import MIB, World
+from tests.unit.test_tenants import of, placed, told
+
+
+def world_of(*memories: int, preemption: str = "lower-priority") -> World:
+    world = World()
+    world.set_policy(preemption=preemption)
+    for n, memory in enumerate(memories):
+        world.join(f"s{n}", memory=memory * MIB)
+    return world
+
+
+def deploy(world: World, name: str, *, answer: bool = True, tenant: str = "low", **fields: Any) -> list[f.Fact]:
+    facts = world.deploy(of(tenant, name, **fields))
+    if answer:
+        world.answer()
+    return facts
+
+
+def preempted(facts: list[f.Fact]) -> list[f.ReplicasPreempted]:
+    return [fact for fact in facts if isinstance(fact, f.ReplicasPreempted)]
+
+
+def victims(facts: list[f.Fact]) -> list[str]:
+    return [victim.model for fact in preempted(facts) for victim in fact.victims]
+
+
+def settle(world: World) -> None:
+    for _ in range(6):
+        world.pass_time(2_000)
+        world.answer()
+
+
+def model(world: World, key: str) -> Model:
+    return world.state.models[key]
+
+
+def test_the_policy_says_never_unless_it_says_otherwise() -> None:
+    world = world_of(200, preemption="never")
+    deploy(world, "low", memory=200 * MIB)
+    assert preempted(deploy(world, "high", priority=5)) == []
+    assert told(world, "low/low")[0] is ModelState.AVAILABLE
+
+
+def test_a_lower_one_leaves_in_order_and_the_higher_one_waits_for_the_room_with_a_reason() -> None:
+    """Out of the routes, a grace, out of memory; then the other is placed, and the one that left waits."""
+    world = world_of(200)
+    deploy(world, "low", memory=200 * MIB)
+    facts = deploy(world, "high", priority=5, answer=False)
+    kinds = [(type(fact).__name__, getattr(fact, "after", "")) for fact in facts]
+    assert kinds == [
+        ("RequestAccepted", ""), ("ModelWanted", ""), ("PlacementRefused", ""), ("ReplicasPreempted", ""),
+        ("ReplicaChanged", "UnrouteRequested"),
+    ]  # fmt: skip
+    (change,) = (fact for fact in facts if isinstance(fact, f.ReplicaChanged))
+    assert (change.code, change.reason) == ("PREEMPTED", "makes room for low/high v1 of priority 5")
+    assert world.states("low/low") == {(1, "local/s0/0"): R.UNROUTE_REQUESTED}
+    assert "replicas of lower priority leave local/s0/0 for it" in told(world, "low/high")[2]
+    assert not world.state.outstanding  # the grace runs
+    world.pass_time(world.state.policy.unload_grace_ms + 1)
+    assert [world.state.command_of(each) for each in world.state.outstanding.values()] == ["UnloadModel"]
+    world.answer()
+    assert told(world, "low/high")[0] is ModelState.AVAILABLE
+    assert told(world, "low/low")[:2] == (ModelState.SCHEDULE_FAILED, "NO_ROOM")
+    assert world.replayed() == world.state
+
+
+def test_equal_priority_takes_nothing_away() -> None:
+    world = world_of(200)
+    deploy(world, "low", memory=200 * MIB, priority=5)
+    assert preempted(deploy(world, "high", priority=5)) == []
+
+
+def test_the_least_important_leaves_then_the_newest_and_no_more_than_need_to() -> None:
+    """On the server where the least important have to go; among equals the newest."""
+    world = world_of(200, 200, 200)
+    for name, priority, memory in (("a", 3, 200), ("b", 1, 200), ("c", 1, 200)):
+        deploy(world, name, priority=priority, memory=memory * MIB)
+    assert victims(deploy(world, "high", priority=5, memory=150 * MIB)) == ["low/c"]
+    world = world_of(300)
+    for name, priority in (("a", 1), ("b", 1), ("c", 2)):
+        deploy(world, name, priority=priority)
+    assert victims(deploy(world, "high", priority=5)) == ["low/b"]
+    world = world_of(300)
+    for name, priority, memory in (("a", 0, 100), ("b", 1, 200)):
+        deploy(world, name, priority=priority, memory=memory * MIB)
+    assert victims(deploy(world, "high", priority=5, memory=200 * MIB)) == ["low/b"]  # without a, which does not help
+
+
+def test_nobody_is_taken_below_a_floor_and_no_model_below_its_least() -> None:
+    world = world_of(100, 100)
+    world.set_tenant("low", floor_replicas=1)
+    deploy(world, "a")
+    deploy(world, "b")
+    assert victims(deploy(world, "high", tenant="vip", priority=5)) == ["low/b"]
+    settle(world)
+    assert preempted(deploy(world, "higher", tenant="vip", priority=4)) == []
+    world = world_of(100, 100)
+    deploy(world, "m", replicas=2, min_replicas=1)
+    assert victims(deploy(world, "high", tenant="vip", priority=5)) == ["low/m"]
+    settle(world)
+    assert preempted(deploy(world, "higher", tenant="vip", priority=4)) == []
+    assert model_status(model(world, "low/m")).available == 1
+
+
+def test_who_is_over_its_cap_has_nobody_leave() -> None:
+    world = world_of(200)
+    world.set_tenant("vip", cap_replicas=1)
+    deploy(world, "one", tenant="vip", priority=9)
+    deploy(world, "low")
+    assert preempted(deploy(world, "two", tenant="vip", priority=9)) == []
+    assert told(world, "vip/two")[1] == "TENANT_QUOTA"
+
+
+def test_the_room_is_kept_for_whom_it_was_made() -> None:
+    """Neither the one that had to leave nor anybody else takes it, even if their turn is first; only a floor goes before."""
+    for tenant, taken in (("other", False), ("short", True)):
+        world = world_of(200)
+        deploy(world, "low", memory=200 * MIB)
+        world.set_tenant("other", cap_replicas=9)
+        world.set_tenant("short", floor_replicas=1)
+        deploy(world, "high", priority=5, memory=200 * MIB, answer=False)
+        assert placed(deploy(world, "small", tenant=tenant, memory=10 * MIB, answer=False)) == []
+        settle(world)
+        there = told(world, "low/high")[0], told(world, f"{tenant}/small")[0]
+        waits, serves = ModelState.SCHEDULE_FAILED, ModelState.AVAILABLE
+        assert there == ((waits, serves) if taken else (serves, waits))
+
+
+def test_what_had_to_leave_comes_back_without_having_others_leave() -> None:
+    """No ping-pong, and no chain: it waits, though there is something of still lower priority."""
+    world = world_of(100, 100)
+    deploy(world, "least", priority=0)
+    deploy(world, "middle", priority=1)
+    assert victims(deploy(world, "high", priority=5, answer=False)) == ["low/least"]
+    settle(world)
+    assert victims(deploy(world, "higher", priority=6, answer=False)) == ["low/middle"]
+    begin = len(world.log)
+    settle(world)
+    assert not any(preempted(list(entry.facts)) for entry in world.log[begin:])
+    assert [told(world, f"low/{name}")[0] for name in ("least", "middle")] == [ModelState.SCHEDULE_FAILED] * 2
+    world.join("new", memory=100 * MIB)
+    world.answer()
+    assert told(world, "low/middle")[0] is ModelState.AVAILABLE
+    assert not model(world, "low/middle").target.preempted
+
+
+def test_what_leaves_anyway_is_waited_for() -> None:
+    """Nobody has to leave where room is on its way."""
+    world = world_of(200)
+    deploy(world, "low")
+    deploy(world, "gone")
+    world.undeploy("gone", "low")
+    assert preempted(deploy(world, "high", priority=5, answer=False)) == []
+    settle(world)
+    assert told(world, "low/high")[0] is ModelState.AVAILABLE
+    assert told(world, "low/low")[0] is ModelState.AVAILABLE
+
+
+def test_one_that_waits_for_leavers_takes_room_elsewhere_if_it_comes_first() -> None:
+    world = world_of(200)
+    deploy(world, "low", memory=200 * MIB)
+    deploy(world, "high", priority=5, answer=False)
+    world.join("new", memory=200 * MIB)
+    world.answer()
+    assert told(world, "low/high")[0] is ModelState.AVAILABLE
+    settle(world)
+    assert told(world, "low/low")[0] is ModelState.AVAILABLE
+
+
+def test_a_leaver_whose_server_is_lost_is_not_waited_for() -> None:
+    world = world_of(200, 200)
+    deploy(world, "a", memory=200 * MIB)
+    deploy(world, "b", memory=200 * MIB)
+    (claim,) = preempted(deploy(world, "high", priority=5, memory=200 * MIB, answer=False))
+    world.lapse(claim.server.split("/")[1])
+    settle(world)
+    assert told(world, "low/high")[0] is ModelState.AVAILABLE
