@@ -1,4 +1,4 @@
-"""Ten ways to break Magnetar, each a small patch of production code. The simulation is worth what it makes of them.
+"""Eleven ways to break Magnetar, each a small patch of production code. The simulation is worth what it makes of them.
 
 Apply one inside a simulation; each names the invariants that may tell.
 """
@@ -15,7 +15,7 @@ from magnetar_common.state import Server, State
 from magnetar_events import facts as f
 from magnetar_events.records import Device
 from magnetar_events.requests import DeployModel
-from magnetar_scheduler import decide, inputs, placement, requests, servers, watch
+from magnetar_scheduler import decide, inputs, placement, requests, servers, tenants, watch
 from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.journal import short
@@ -215,6 +215,24 @@ def a_reread_renews_leases() -> Generator[None]:
         yield
 
 
+@contextmanager
+def quota_counted_before_the_decision() -> Generator[None]:
+    """A cap is compared with what was there before the decision, not with what the decision has placed already."""
+
+    def make(original: Any) -> Any:
+        def over_cap(draft: Draft, *arguments: Any) -> str:
+            added, draft.used = draft.used, {}
+            try:
+                return original(draft, *arguments)
+            finally:
+                draft.used = added
+
+        return over_cap
+
+    with _instead(tenants, "over_cap", make):
+        yield
+
+
 MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset[str]]] = {
     "acknowledge before the append": (
         acknowledge_before_the_append,
@@ -234,6 +252,7 @@ MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset
         handled_of_one_topic,
         frozenset({"handled is what was decided", "each input is handled once"}),
     ),
+    "quota counted before the decision": (quota_counted_before_the_decision, frozenset({"no placement passes a cap"})),
     "a re-read renews leases": (a_reread_renews_leases, frozenset({"the dead do not return"})),
 }
 """Mutation → (its patch, the invariants that may tell)."""

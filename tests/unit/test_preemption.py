@@ -153,6 +153,20 @@ def test_what_had_to_leave_comes_back_without_having_others_leave() -> None:
     assert not model(world, "low/middle").target.preempted
 
 
+def test_one_that_had_to_leave_sets_off_no_chain() -> None:
+    """The least important would be in its way where it could go: it stays, until the other wants to be there by itself."""
+    world = world_of(100)
+    deploy(world, "least", priority=0)
+    world.join("large", memory=200 * MIB)
+    deploy(world, "middle", priority=1)
+    assert victims(deploy(world, "high", priority=5, memory=200 * MIB, answer=False)) == ["low/middle"]
+    begin = len(world.log)
+    settle(world)
+    assert not any(preempted(list(entry.facts)) for entry in world.log[begin:])
+    assert told(world, "low/least")[0] is ModelState.AVAILABLE
+    assert told(world, "low/middle")[0] is ModelState.SCHEDULE_FAILED
+
+
 def test_what_leaves_anyway_is_waited_for() -> None:
     """Nobody has to leave where room is on its way."""
     world = world_of(200)

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from magnetar_common.quotas import Amount
-from magnetar_common.render import state_digest
+from magnetar_common.render import state_to_dict
 from magnetar_common.state import State
 from magnetar_common.status import ModelState, model_status
 from magnetar_common.tenancy import tenant_status
@@ -76,7 +76,7 @@ def test_a_log_of_an_older_version_takes_no_tenants() -> None:
     world = World(fold_version=1)
     assert rejected(world.set_tenant("team", cap_replicas=1)).code == "UPGRADE_NOT_FINALIZED"
     assert rejected(world.set_policy(preemption="lower-priority")).code == "UPGRADE_NOT_FINALIZED"
-    assert "tenants" not in state_digest(State())
+    assert "tenants" not in state_to_dict(State())
 
 
 def test_who_may_not_set_the_policy_may_not_set_tenants() -> None:
