@@ -82,7 +82,9 @@ class Session:
         for fn, arguments in down:
             self.down(fn, *arguments)
         if self.bus.session is not self:
-            self.up(self.broker.drop, self)  # whoever gave it up while nothing passed answers the broker's ping with a reset
+            self.up(
+                self.broker.drop, self
+            )  # whoever gave it up while nothing passed answers the broker's ping with a reset
 
     def watch_silence(self) -> None:
         """Drop the connection unless its client is heard again within the keep-alive."""

@@ -330,7 +330,7 @@ def test_a_request_that_every_version_change_overtakes_is_answered(world: World,
     last = ATTEMPTS + 3
 
     def gone(path: str) -> tuple[int, object]:
-        generation = int(path.split("/")[3].rsplit("_")[-1])
+        generation = int(path.split("/")[3].rsplit("_", maxsplit=1)[-1])
         if generation == last:
             return answers(path)
         world.spread(server, generation=generation + 1)
