@@ -4,13 +4,10 @@ The broker makes a deleted topic anew for whoever connects, and the client conne
 with the next position as if nothing had happened (measured), and the history is gone.
 """
 
-from magnetar_common.bus import EARLIEST, Bus, MessageId, just_before
-from magnetar_common.errors import BusUnavailable, LogReplaced
-from magnetar_common.log import LogReader, LogRecord
+from magnetar_common.bus import Bus, MessageId, just_before
+from magnetar_common.errors import LogReplaced
+from magnetar_common.log import LogRecord, first
 from magnetar_events.entry import BARRIER
-
-PATIENCE_S = 5.0
-"""An entry that must be there comes within this time (seconds), or it cannot be told."""
 
 
 def check_history(bus: Bus, position: int, entry: str, place: MessageId) -> None:
@@ -23,22 +20,20 @@ def check_history(bus: Bus, position: int, entry: str, place: MessageId) -> None
         place: where it is.
 
     Raises:
-        LogReplaced: it is another log.
+        LogReplaced: it is another log, or there is nothing on it.
         BusUnavailable: it cannot be told now.
     """
-    if _first(bus, EARLIEST, EARLIEST).entry.position != 0:
-        raise LogReplaced(position, entry, str(place))
-    if entry and _first(bus, just_before(place), place).entry.id != entry:
-        raise LogReplaced(position, entry, str(place))
 
+    def is_one(record: LogRecord) -> bool:
+        return record.entry.position != BARRIER
 
-def _first(bus: Bus, after: MessageId, place: MessageId) -> LogRecord:
-    """Return the first entry at a place or behind it; what comes before it (the rest of a batch) is passed over."""
-    reader = LogReader(bus, after, name="magnetar-custody")
-    try:
-        while (record := reader.read(PATIENCE_S)) is not None:
-            if record.message_id >= place and record.entry.position != BARRIER:
-                return record
-    finally:
-        reader.close()
-    raise BusUnavailable(f"the log does not show what it holds at {place} within {PATIENCE_S} s")
+    def is_there(record: LogRecord) -> bool:
+        return is_one(record) and record.message_id >= place  # what comes before it is the rest of a batch
+
+    beginning = first(bus, is_one)
+    if beginning is None or beginning.entry.position != 0:
+        raise LogReplaced(position, entry, str(place))
+    if entry:
+        found = first(bus, is_there, just_before(place))
+        if found is None or found.entry.id != entry:
+            raise LogReplaced(position, entry, str(place))

@@ -6,14 +6,19 @@ from collections.abc import Iterator
 import pytest
 
 from magnetar_common.admin import Admin
-from magnetar_common.bus import Bus, connect
+from magnetar_common.bus import Bus, MessageId, connect
 from magnetar_common.client import Magnetar
 from magnetar_common.errors import BusUnavailable, Deposed, LogError, LogReplaced
 from magnetar_common.settings import BusSettings
 from magnetar_common.topics import INPUTS, MODEL_EVENTS, STATE_CHANGES, under
+from magnetar_events import ENTRY
+from magnetar_events.entry import BARRIER
+from magnetar_events.schemas import schema_json
+from magnetar_scheduler.custody import check_history
 from magnetar_scheduler.leadership import Challenger
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import eventually, leading
+from tests.support.logs import entry
 from tests.support.proxy import Proxy
 from tests.support.requests import deploy
 from tests.support.schedulers import serves
@@ -70,6 +75,21 @@ def test_nobody_who_knew_the_log_leads_from_an_empty_one(settings: BusSettings, 
     assert isinstance(refused[0], LogReplaced), refused
     assert "restore the topic" in str(refused[0])
     agent.die()
+
+
+def test_an_empty_log_is_not_the_one_that_was_read(bus: Bus) -> None:
+    """Nothing but barriers is stored since it was made anew: whoever read entries from it knows that they are gone."""
+    producer = bus.producer(STATE_CHANGES.name, schema=schema_json(STATE_CHANGES.schema), exclusive=True)
+    barrier = producer.send(ENTRY.encode(entry(BARRIER)), properties=ENTRY.properties)
+    with pytest.raises(LogReplaced):
+        check_history(bus, 7, "e7", barrier)
+    producer.send(ENTRY.encode(entry(0)), properties=ENTRY.properties)
+    place = producer.send(ENTRY.encode(entry(1)), properties=ENTRY.properties)
+    check_history(bus, 1, entry(1).id, place)
+    with pytest.raises(LogReplaced):
+        check_history(bus, 1, "another", place)
+    with pytest.raises(LogReplaced):
+        check_history(bus, 2, "e2", MessageId(place.ledger, place.entry + 1))
 
 
 def test_a_full_backlog_names_the_topic_the_policy_and_the_way_out(
