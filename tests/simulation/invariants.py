@@ -20,10 +20,12 @@ from magnetar_common.registrar import Registrar
 from magnetar_common.routing import content, route_of
 from magnetar_common.state import State
 from magnetar_common.topics import COMMANDS, MODEL_EVENTS, ROUTES, SERVICE_REGISTRY, STATE_CHANGES
-from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, SERVICE_RECORD, Route
+from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, SERVICE_RECORD, Command, Route
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
+from magnetar_events.commands import UnloadModel
 from magnetar_events.entry import BARRIER, Entry
+from magnetar_events.models import served_name
 from magnetar_events.requests import DeployModel, UndeployModel
 from magnetar_projector.projector import Projector
 from magnetar_scheduler.leader import Leader
@@ -152,6 +154,8 @@ class Checker:
                     "a command of an older term is refused",
                     f"{self._here().name}: {verdict.name} to {command.command} of term {command.term}, having seen {newest}",
                 )
+            if verdict is Verdict.OBEY and isinstance(command.command, UnloadModel):
+                self._unload(command)
             if verdict is Verdict.OBEY and not mine:
                 self.fail("no command for another life is obeyed", f"{self._here().name} obeys {command}")
             return verdict
@@ -382,6 +386,17 @@ class Checker:
             expected = self.expected(key)
             if not same(route, expected):
                 self.fail("a route is the state's at its position", f"{key}: {route.targets}, state: {expected}")
+
+    def _unload(self, command: Command) -> None:
+        """Look at the route that stands when an agent begins to unload."""
+        wanted = command.command
+        assert isinstance(wanted, UnloadModel)
+        route = self.routes.get(wanted.model)
+        key = f"{command.cluster}/{command.server}/{command.replica}"
+        place = (key, served_name(wanted.model, wanted.generation))
+        for target in route.targets if route else ():
+            if place in ((endpoint.server, endpoint.served_name) for endpoint in target.endpoints):
+                self.fail("no route to what is unloaded", f"{place} is unloaded, and {wanted.model} is routed there")
 
     def expected(self, key: str) -> Route | None:
         """Return the route that the stored log stands for; None = the model has none."""

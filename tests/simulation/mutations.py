@@ -1,4 +1,4 @@
-"""Ten ways to break Magnetar, each a small patch of production code. The simulation is worth what it makes of them.
+"""Eleven ways to break Magnetar, each a small patch of production code. The simulation is worth what it makes of them.
 
 Apply one inside a simulation; each names the invariants that may tell.
 """
@@ -21,6 +21,7 @@ from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.journal import short
 from magnetar_scheduler.leader import Leader
 from magnetar_scheduler.leadership import Challenger
+from magnetar_scheduler.routes import Routes
 from tests.simulation.runtime import Hub
 
 
@@ -69,6 +70,13 @@ def act_before_the_acknowledgement() -> Generator[None]:
         return note
 
     with _instead(Dispatch, "note", make):
+        yield
+
+
+@contextmanager
+def unload_before_the_route_is_stored() -> Generator[None]:
+    """A replica that left the routes in the log is unloaded, whether or not anybody was told."""
+    with _instead(Routes, "left", lambda _: lambda routes, replica: True):
         yield
 
 
@@ -223,6 +231,10 @@ MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset
     "act before the append is acknowledged": (
         act_before_the_acknowledgement,
         frozenset({"a command is of a stored decision"}),
+    ),
+    "unload before the route is stored": (
+        unload_before_the_route_is_stored,
+        frozenset({"no route to what is unloaded"}),
     ),
     "no barrier": (no_barrier, frozenset({"the log never forks", "the log has no hole", "terms never go back"})),
     "no term check": (no_term_check, frozenset({"a command of an older term is refused"})),

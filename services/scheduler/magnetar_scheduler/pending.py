@@ -50,7 +50,7 @@ def _replica_due(draft: Draft, key: str, generation: int, server: str) -> None:
 
 
 def _model_due(draft: Draft, key: str) -> None:
-    """Forget an undeployed model whose servers did not let go of it in time; what they still hold is found later."""
+    """Forget an undeployed model whose servers did not let go of it in time; they are asked what they still hold."""
     model = draft.model(key)
     if model is None or not model.deleted:
         return
@@ -58,6 +58,9 @@ def _model_due(draft: Draft, key: str) -> None:
         if replica.state is not R.LOST:
             draft.change(replica, R.LOST, code="DEADLINE", reason="not unloaded by the deadline")
         draft.change(replica, R.UNLOADED, code="DEADLINE", reason="forgotten")
+        server = draft.server(replica.server)
+        if server is not None and not (server.lost or server.inventory_asked):
+            draft.emit(f.InventoryRequested(server.key, f"{key} is forgotten, and may still be there"))
     reconcile(draft, key)
 
 

@@ -1,15 +1,18 @@
 """The routes topic, kept as the state says: what changed is published, and once a minute all of it is compared."""
 
 import threading
+import time
 from collections.abc import Container
+from typing import NamedTuple
 
 from magnetar_common.bus import Bus, Message
 from magnetar_common.routing import content, route_of
-from magnetar_common.state import State
+from magnetar_common.state import Replica, State
 from magnetar_common.table_view import TableView
 from magnetar_common.topics import ROUTES
 from magnetar_events import ROUTE
 from magnetar_events.codec import FINGERPRINT, Undecodable
+from magnetar_events.models import served_name
 from magnetar_scheduler.outbox import Outbox
 
 COMPARE_S = 60.0
@@ -20,6 +23,13 @@ LOST_S = 1.0
 
 PIECE = 100
 """Models compared at a time, so that inputs are not kept waiting."""
+
+
+class _Found(NamedTuple):
+    """A route on the topic, and when it came to us (monotonic seconds)."""
+
+    message: Message
+    at: float
 
 
 class Routes:
@@ -38,25 +48,49 @@ class Routes:
         self._known: dict[str, bytes] = {}
         self._to_compare: list[str] = []
         self._next = 0.0
-        self._view: TableView[Message] | None = None
+        self._view: TableView[_Found] | None = None
 
     def start(self, bus: Bus) -> None:
         """Follow what is on the topic. It is decoded when it is compared: most of it is our own, and soon replaced."""
-        self._view = TableView(bus, ROUTES.name, lambda message: message)
+        self._view = TableView(bus, ROUTES.name, lambda message: _Found(message, time.monotonic()))
 
     def publish(self, key: str) -> None:
         """Publish a model's route, or that it has none any more, if that is news."""
         model = self._state.models.get(key)
         route = None if model is None or (model.deleted and not model.traffic) else route_of(self._state, model)
-        said = content(route) if route is not None else None
-        if said == self._known.get(key):
-            return
-        if said is None:
-            del self._known[key]
+        if route is None:
+            if self._known.pop(key, None) is None and not self._may_be_there(key):
+                return
         else:
+            said = content(route)
+            if said == self._known.get(key):
+                return
             self._known[key] = said
         payload = ROUTE.encode(route) if route is not None else b""
         self._outbox.send(ROUTES.name, ROUTES.schema, payload, key=key, properties=ROUTE.properties)
+
+    def _may_be_there(self, key: str) -> bool:
+        """Whether the topic may hold a model's route that we did not publish: an earlier leader's."""
+        return self._view is None or not self._view.passes or key in self._view
+
+    def left(self, replica: Replica) -> bool:
+        """Whether the topic has sent nobody to a replica for the grace of an unload, as far as it has been read back.
+
+        A route that is decided is not one that is stored: the broker may be slow, or not take it at all.
+        """
+        if self._view is None or not self._view.passes:
+            return False
+        found = self._view.get(replica.model)
+        if found is None:
+            return True
+        if time.monotonic() - found.at < self._state.policy.unload_grace_ms / 1000:
+            return False
+        try:
+            route = ROUTE.decode(found.message.payload, found.message.properties.get(FINGERPRINT, ""))
+        except Undecodable:
+            return True  # nobody follows it
+        place = (replica.server, served_name(replica.model, replica.generation))
+        return all(place != (e.server, e.served_name) for target in route.targets for e in target.endpoints)
 
     def due(self, now: float) -> bool:
         """Whether there is something to compare."""
@@ -86,7 +120,7 @@ class Routes:
             if key not in changing:
                 self._known.pop(key, None)
                 if (found := view.get(key)) is not None:
-                    self._known[key] = _said(found)
+                    self._known[key] = _said(found.message)
                 self.publish(key)
 
     def close(self) -> None:
