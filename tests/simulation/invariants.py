@@ -230,6 +230,7 @@ class Checker:
                 self._booked(fact, where)
             for model in self._touches(fact):
                 self._changed[model] = entry.position
+        self.folded()
 
     def _touches(self, fact: f.Fact) -> list[str]:
         if isinstance(fact, (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ServerLost)):
