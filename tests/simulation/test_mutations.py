@@ -1,4 +1,4 @@
-"""The simulation finds bugs: each of ten mutations of the production code is caught, by the invariant that it breaks."""
+"""The simulation finds bugs: each of twelve mutations of the production code is caught, by the invariant that it breaks."""
 
 import pytest
 
