@@ -9,7 +9,16 @@ from magnetar_events.facts import Fact
 from magnetar_projector.history import who
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_OF_A_WHOLE_SERVER = (f.ServerUpdated, f.ServerLost, f.ServerForgotten, f.ServerDraining, f.ServerDrained)
+_OF_A_WHOLE_SERVER = (
+    f.ServerUpdated,
+    f.ServerLost,
+    f.ServerForgotten,
+    f.ServerCordoned,
+    f.ServerDraining,
+    f.ServerDrained,
+    f.ServerResumed,
+)
+_ENDS_A_DRAIN = (f.ServerJoined, f.ServerReturned)
 
 _NAMED = 5
 """Models left behind that a line names."""
@@ -28,7 +37,9 @@ def concerns(state: State, fact: Fact) -> tuple[str, ...]:
         fact: what became so.
     """
     subjects = dict.fromkeys((f.subject_of(fact), getattr(fact, "model", ""), getattr(fact, "server", "")))
-    if isinstance(fact, _OF_A_WHOLE_SERVER) and (server := state.servers.get(fact.server)) is not None:
+    server = state.servers.get(getattr(fact, "server", ""))
+    whole = isinstance(fact, _OF_A_WHOLE_SERVER) or (isinstance(fact, _ENDS_A_DRAIN) and server and server.draining)
+    if whole and server is not None:
         subjects.update(dict.fromkeys(model for model, _ in server.replicas))
     subjects.pop("", None)
     return tuple(subjects)
