@@ -175,6 +175,8 @@ def test_a_drain_moves_everything_and_says_so() -> None:
     assert kinds(facts) == ["RequestAccepted", "ServerDraining"], "the cool-down comes first, by itself"
     assert world.states() == {(1, f"local/{home}/0"): R.AVAILABLE, (1, other): R.LOAD_REQUESTED}
     assert [each.model for each in left_on(world.state, server(world, home))] == [IRIS]
+    (placing,) = [fact for fact in world.log[-1].facts if isinstance(fact, f.ReplicaPlaced)]
+    assert placing.reason == "its server is draining"
     assert drained(world) == []
     move(world)
     assert world.states() == {(1, other): R.AVAILABLE}

@@ -51,7 +51,8 @@ class Presence:
 
     def close(self) -> None:
         """Stop; nothing overwrites the goodbye that follows."""
-        self._closing.set()
+        with self._beginning:
+            self._closing.set()
         self._changed.set()
         for thread in self._threads:
             thread.join()
@@ -62,9 +63,9 @@ class Presence:
             if self._draining.is_set() or self._closing.is_set():
                 return
             self._draining.set()
+            self._spawn("drain", self._wait)
         self._changed.set()  # said at once
         _log.info("draining", models=self._agent.holds(), seconds=self._drain_timeout_s)
-        self._spawn("drain", self._wait)
 
     def check(self) -> tuple[bool, str]:
         """Return whether it takes anything new, for ``/readyz``."""

@@ -1,5 +1,6 @@
 """Decide on what the state itself waits for: timers, and the next piece of a large consequence."""
 
+from magnetar_common.evolve import DRAINS
 from magnetar_common.state import DRAIN_TIMER, Model, Server, State
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
@@ -83,7 +84,7 @@ def on_continue(draft: Draft, source: Continue) -> None:
     for key in unsettled:
         if draft.full:
             return
-        reconcile(draft, key, "lost elsewhere" if _has_lost(state.models[key]) else "")
+        reconcile(draft, key, _why(state, state.models[key]))
     if draft.full or len(unsettled) >= piece:
         return
     for key in state.revivable()[: piece - len(unsettled)]:
@@ -143,8 +144,12 @@ def _tried_as(model: Model) -> object:
     return model.key if model.replicas or model.target.places else _like(model.target.spec)
 
 
-def _has_lost(model: Model) -> bool:
-    return any(replica.state is R.LOST for replica in model.replicas.values())
+def _why(state: State, model: Model) -> str:
+    """Return why something of a model is placed without its being asked for."""
+    if any(replica.state is R.LOST for replica in model.replicas.values()):
+        return "lost elsewhere"
+    draining = state.version >= DRAINS and any(replica.draining for replica in model.replicas.values())
+    return "its server is draining" if draining else ""
 
 
 def _first(pending: dict[str, None], count: int) -> list[str]:
