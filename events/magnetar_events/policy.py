@@ -40,7 +40,7 @@ class Publisher(Wire):
     Attributes:
         key: Ed25519 public key: base64 of its 32 bytes.
         gateway: it has checked who asked, and may name another actor than itself.
-        policy: it may set the policy while signatures are required.
+        policy: while signatures are required, it may set the policy, and cordon, drain and resume servers.
     """
 
     key: Annotated[str, Field(max_length=64), AfterValidator(_public_key)]

@@ -78,7 +78,49 @@ class FinalizeUpgrade(Wire):
         return "upgrade"
 
 
-RequestKind = DeployModel | UndeployModel | ScaleModel | SetPolicy | FinalizeUpgrade
+ServerKey = Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,63}/)?[a-z0-9.-]{1,63}/(0|[1-9][0-9]{0,8})$")]
+"""``cluster/server/replica``; without a cluster it is the one that leads."""
+
+DRAIN_MS = 300_000
+"""A drain may take this long (ms) unless its request says otherwise."""
+
+LONGEST_DRAIN_MS = 7 * 86_400_000
+"""No drain may take longer (ms)."""
+
+
+class _OfServer(Wire):
+    server: ServerKey
+
+    @property
+    def subject(self) -> str:
+        """The server's key, as it was given."""
+        return self.server
+
+
+class CordonServer(_OfServer):
+    """Place nothing more on this server; what is there stays. If it is draining, what is left stays, too."""
+
+
+class DrainServer(_OfServer):
+    """Place nothing more on this server, and move what is there: each model is Available elsewhere before it leaves.
+
+    Attributes:
+        deadline_ms: after this long it is said which models could not be moved; they go on serving.
+    """
+
+    deadline_ms: Annotated[int, Field(ge=1_000, le=LONGEST_DRAIN_MS)] = DRAIN_MS
+
+
+class ResumeServer(_OfServer):
+    """Place on this server again: it is neither cordoned nor drained any more."""
+
+
+RequestKind = (
+    DeployModel | UndeployModel | ScaleModel | SetPolicy | FinalizeUpgrade | CordonServer | DrainServer | ResumeServer
+)
+
+OF_NO_MODEL = (SetPolicy, FinalizeUpgrade, CordonServer, DrainServer, ResumeServer)
+"""Kinds of request that are about no model."""
 
 
 def _new_id() -> str:
@@ -120,6 +162,6 @@ class ModelEvent(Wire):
 
     @model_validator(mode="after")
     def _generation_of_a_model(self) -> "ModelEvent":
-        if self.expected_generation is not None and isinstance(self.event, (SetPolicy, FinalizeUpgrade)):
+        if self.expected_generation is not None and isinstance(self.event, OF_NO_MODEL):
             raise ValueError(f"expectedGeneration is of a model, and {type(self.event).__name__} is about none")
         return self

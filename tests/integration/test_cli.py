@@ -137,6 +137,40 @@ def test_a_models_whole_life_from_the_command_line(cli: Cli, agent: SimulatedAge
     assert [change["kind"] for change in cli.json("model", "history", "iris")] == ["deployed", "scaled", "undeployed"]
 
 
+def test_servers_are_cordoned_drained_and_resumed_from_the_command_line(
+    cli: Cli, bus: Bus, agent: SimulatedAgent, manifest: Path
+) -> None:
+    """What has no other place is named with the reason, exit 4; with another server the same drain ends, exit 0."""
+    cli("apply", "-f", manifest)
+    cli("model", "status", "iris", "-w", "Available", "-t", 30)
+
+    cli("server", "cordon", "a", "--reason", "look at it")
+    (row,) = cli.json("server", "list")
+    assert (row["phase"], row["schedulable"]) == ("CORDONED", False)
+    assert "look at it" in cli("server", "show", "a")
+
+    cli("server", "drain", "a/0", "--deadline", 1, "--wait", expect=ExitCode.TIMED_OUT)
+    assert "1 left on local/a/0, 1 of them stuck: default/iris v1, NO_ROOM: fits on none of 1 servers" in cli.err
+    shown = cli.json("server", "show", "local/a/0")
+    assert (shown["phase"], shown["modelsLeft"], shown["modelsStuck"]) == ("STUCK", 1, 1)
+    assert shown["replicas"][0]["whyHere"].startswith("NO_ROOM: fits on none of 1 servers: 1 draining")
+    assert "STUCK, 1 left, 1 stuck" in cli("server", "list")
+    assert "Available" in cli("model", "status", "iris")
+
+    other = SimulatedAgent(bus, "b")
+    assert cli.json("server", "drain", "a", "--wait", "--deadline", 60)["phase"] == "DRAINED"
+    assert "local/b/0" in cli("model", "status", "iris")
+    assert "local/a/0 is drained: nothing is left on it" in cli("log", "--subject", "local/a/0")
+
+    cli("server", "resume", "a")
+    rows = cli.json("server", "list")
+    assert [(row["key"], row["phase"], row["schedulable"]) for row in rows] == [
+        ("local/a/0", "", True), ("local/b/0", "", True),
+    ]  # fmt: skip
+    cli("server", "drain", "nobody", expect=ExitCode.NOT_FOUND)
+    other.die()
+
+
 def test_what_is_wanted_already_changes_nothing(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:
     cli("model", "load", "-f", manifest, "-w", "Available", "-t", 30)
     (again,) = json.loads(cli("model", "load", "-f", manifest, "-o", "json"))

@@ -16,7 +16,16 @@ from magnetar_common.topics import (
 from magnetar_events import ModelEvent
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
-from magnetar_events.requests import DeployModel, RequestKind, ScaleModel, SetPolicy, UndeployModel
+from magnetar_events.requests import (
+    CordonServer,
+    DeployModel,
+    DrainServer,
+    RequestKind,
+    ResumeServer,
+    ScaleModel,
+    SetPolicy,
+    UndeployModel,
+)
 from tests.simulation.bus import SimBus
 from tests.simulation.cluster import Cluster, Service
 from tests.simulation.endpoints import SimProducer
@@ -279,6 +288,24 @@ class Adversary:
         if self.random.random() < 0.5:
             self.hub.after(self._seconds(5.0, 60.0), self._hire, agent)
 
+    def _terminate_agent(self) -> None:
+        """An agent is told to end, and drains first."""
+        self._agent().terminate()
+
+    def _order_for_server(self) -> None:
+        """An operator drains or cordons a server; mostly that is taken back later."""
+        key = f"{self.random.choice(sorted(self.cluster.servers))}/0"
+        deadline = self.random.choice((1_000, 5_000, 20_000))
+        drain = self.random.random() < 0.7
+        self.ask(DrainServer(server=key, deadline_ms=deadline) if drain else CordonServer(server=key), repeat=False)
+        if self.random.random() < 0.7:
+            self.hub.after(self._seconds(1.0, 25.0), lambda: self.ask(ResumeServer(server=key), repeat=False))
+
+    def _order_for_two(self) -> None:
+        """Two servers drain at once."""
+        self._order_for_server()
+        self._order_for_server()
+
     def _hire(self, agent: Service) -> None:
         agent.wanted = True
         if not agent.process.alive:
@@ -382,5 +409,8 @@ _FAULTS: dict[str, tuple[float, Callable[[Adversary], None]]] = {
     "troubled server": (1.0, Adversary._troubled_server),
     "change an artifact": (0.4, Adversary._change_artifact),
     "store away": (0.5, Adversary._store_away),
+    "terminate an agent": (1.5, Adversary._terminate_agent),
+    "drain or cordon a server": (1.5, Adversary._order_for_server),
+    "drain or cordon two servers": (0.8, Adversary._order_for_two),
 }
 """Fault → (weight, what it does)."""

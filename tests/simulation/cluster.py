@@ -72,11 +72,18 @@ class Service:
             self.start()
 
     def stop(self) -> None:
-        """Tell it to end in order, as SIGTERM does."""
+        """Tell it to end in order at once, as SIGINT does."""
         life = self.life
         if life is not None and self.process.alive:
             self.cluster.hub.note(self.process.name, "told to stop")
-            self.process.spawn("signal", lambda: life.stop("SIGTERM"))
+            self.process.spawn("signal", lambda: life.stop("SIGINT"))
+
+    def terminate(self) -> None:
+        """Tell it to end, as SIGTERM does: an agent drains first."""
+        life = self.life
+        if life is not None and self.process.alive:
+            self.cluster.hub.note(self.process.name, "told to terminate")
+            self.process.spawn("signal", life.terminate)
 
     @property
     def running(self) -> bool:
@@ -218,6 +225,7 @@ class Cluster:
                 canary_s=0,
                 server_wait_s=3.0,
                 load_concurrency=3,
+                drain_timeout_s=12.0,
             )
         return magnetar_agent.main.run(settings, self._bus_settings)
 

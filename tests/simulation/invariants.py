@@ -20,6 +20,7 @@ from magnetar_common.registrar import Registrar
 from magnetar_common.routing import content, route_of
 from magnetar_common.state import State
 from magnetar_common.topics import COMMANDS, MODEL_EVENTS, ROUTES, SERVICE_REGISTRY, STATE_CHANGES
+from magnetar_common.transitions import R
 from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, SERVICE_RECORD, Command, Route
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
@@ -42,6 +43,10 @@ DELAY_S = 40.0
 
 UNHEARD_S = 6.0
 """Whoever declares a server lost has heard all that was stored up to so long before (seconds): two probes' patience."""
+
+
+DRAINS = "its server is draining"
+"""Why a replica leaves a server that drains."""
 
 
 class Violated(Exception):
@@ -220,7 +225,9 @@ class Checker:
             check = self._FACTS.get(type(fact))
             if check is not None:
                 check(self, fact, where)
+        self._placed(entry, where)
         fold(state, entry)
+        self._relieved(entry, where)
         self._ids.append(entry.id)
         self._terms.append(entry.term)
         if state.illegal:
@@ -231,6 +238,26 @@ class Checker:
             for model in self._touches(fact):
                 self._changed[model] = entry.position
         self.folded()
+
+    def _placed(self, entry: Entry, where: str) -> None:
+        closed = {fact.server for fact in entry.facts if isinstance(fact, (f.ServerCordoned, f.ServerDraining))}
+        for fact in entry.facts:
+            if isinstance(fact, f.ReplicaPlaced) or (isinstance(fact, f.ReplicaChanged) and _again(fact)):
+                server = self.state.servers.get(fact.server)
+                if fact.server in closed or (server is not None and server.closed):
+                    self.fail("nothing is placed on a closed server", f"{where}: {fact}")
+
+    def _relieved(self, entry: Entry, where: str) -> None:
+        for fact in entry.facts:
+            if isinstance(fact, f.ReplicaChanged) and fact.before == R.AVAILABLE and fact.reason == DRAINS:
+                model = self.state.models.get(fact.model)
+                version = model.versions.get(fact.generation) if model else None
+                serving = sum(r.state is R.AVAILABLE for r in model.of(fact.generation)) if model else 0
+                if version is not None and serving < version.wanted:
+                    self.fail(
+                        "a drain takes nothing away before it is elsewhere",
+                        f"{where}: {fact.model} v{fact.generation} leaves {fact.server}; {serving} of {version.wanted}",
+                    )
 
     def _touches(self, fact: f.Fact) -> list[str]:
         if isinstance(fact, (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ServerLost)):
@@ -429,6 +456,10 @@ class Checker:
 def same(one: Route | None, other: Route | None) -> bool:
     """Whether two routes send requests to the same places."""
     return one is other if one is None or other is None else content(one) == content(other)
+
+
+def _again(fact: f.ReplicaChanged) -> bool:
+    return fact.before == R.LOAD_FAILED and fact.after == R.LOAD_REQUESTED
 
 
 def _digest(payload: bytes) -> str:

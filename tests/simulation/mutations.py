@@ -1,4 +1,4 @@
-"""Eleven ways to break Magnetar, each a small patch of production code. The simulation is worth what it makes of them.
+"""Ways to break Magnetar, each a small patch of production code. The simulation is worth what it makes of them.
 
 Apply one inside a simulation; each names the invariants that may tell.
 """
@@ -15,7 +15,7 @@ from magnetar_common.state import Server, State
 from magnetar_events import facts as f
 from magnetar_events.records import Device
 from magnetar_events.requests import DeployModel
-from magnetar_scheduler import decide, inputs, placement, requests, servers, watch
+from magnetar_scheduler import decide, inputs, placement, reconcile, requests, servers, watch
 from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.journal import short
@@ -223,6 +223,34 @@ def a_reread_renews_leases() -> Generator[None]:
         yield
 
 
+@contextmanager
+def a_cordon_is_forgotten() -> Generator[None]:
+    """Whether a server is cordoned or drains does not matter to a placement."""
+    with _instead(
+        Server,
+        "schedulable",
+        lambda _: property(lambda s: s.record.status == "UP" and s.inventory and not (s.lost or s.stale)),
+    ):
+        yield
+
+
+@contextmanager
+def a_drain_in_a_hurry() -> Generator[None]:
+    """What is on a draining server leaves at once, and not when it is Available elsewhere."""
+
+    def make(original: Any) -> Any:
+        def relieve(draft: Draft, model: Any, generation: int) -> None:
+            original(draft, model, generation)
+            for replica in list(model.of(generation)):
+                if replica.draining and replica.state == "Available":
+                    reconcile.let_go(draft, replica, "its server is draining")
+
+        return relieve
+
+    with _instead(reconcile, "_relieve", make):
+        yield
+
+
 MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset[str]]] = {
     "acknowledge before the append": (
         acknowledge_before_the_append,
@@ -246,6 +274,8 @@ MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset
         handled_of_one_topic,
         frozenset({"handled is what was decided", "each input is handled once"}),
     ),
+    "a cordon is forgotten": (a_cordon_is_forgotten, frozenset({"nothing is placed on a closed server"})),
+    "a drain in a hurry": (a_drain_in_a_hurry, frozenset({"a drain takes nothing away before it is elsewhere"})),
     "a re-read renews leases": (a_reread_renews_leases, frozenset({"the dead do not return"})),
 }
 """Mutation → (its patch, the invariants that may tell)."""

@@ -1,5 +1,6 @@
 """What must be so in the end, once nothing goes wrong any more: everybody at rest, and all of one mind."""
 
+from magnetar_common.state import Version
 from magnetar_common.status import ModelState, model_status
 from magnetar_common.transitions import R
 from magnetar_events.models import served_name
@@ -36,7 +37,13 @@ def unsettled(checker: Checker) -> str:
             held_back = replica.state is R.LOADED and waits and replica.generation == model.generation
             if replica.state is not R.AVAILABLE and not held_back and not state.servers[replica.server].lost:
                 return f"{replica.key} is {replica.state}"
+            if replica.draining and replica.state is R.AVAILABLE and not _held(model.versions[replica.generation]):
+                return f"{replica.key} is on a server that drains, and nothing says why"
     return _servers(checker) or _routes(checker) or _projector(checker)
+
+
+def _held(version: Version) -> bool:
+    return version.refused is not None or version.failed is not None
 
 
 def _servers(checker: Checker) -> str:

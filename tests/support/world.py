@@ -13,7 +13,16 @@ from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.models import ModelSpec, index_digest, served_name
 from magnetar_events.policy import Policy
 from magnetar_events.records import Address, Device, RuntimeInfo, ServerInfo
-from magnetar_events.requests import DeployModel, FinalizeUpgrade, ScaleModel, SetPolicy, UndeployModel
+from magnetar_events.requests import (
+    CordonServer,
+    DeployModel,
+    DrainServer,
+    FinalizeUpgrade,
+    ResumeServer,
+    ScaleModel,
+    SetPolicy,
+    UndeployModel,
+)
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.journal import from_record, make_entry
@@ -140,6 +149,15 @@ class World:
 
     def finalize(self, fold_version: int = FOLD_VERSION) -> list[f.Fact]:
         return self.request(ModelEvent(event=FinalizeUpgrade(fold_version=fold_version)))
+
+    def drain(self, server: str = "a", **fields: object) -> list[f.Fact]:
+        return self.request(ModelEvent(event=DrainServer(server=f"{server}/0", **fields), reason="maintenance"))  # type: ignore[arg-type]
+
+    def cordon(self, server: str = "a") -> list[f.Fact]:
+        return self.request(ModelEvent(event=CordonServer(server=f"{server}/0")))
+
+    def resume(self, server: str = "a") -> list[f.Fact]:
+        return self.request(ModelEvent(event=ResumeServer(server=f"{server}/0")))
 
     # --- servers ----------------------------------------------------------------------------------------------------------
 

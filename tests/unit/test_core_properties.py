@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from magnetar_common.evolve import evolve, fold
 from magnetar_common.fleet import Fleet
 from magnetar_common.state import ReplicaKey, State
-from magnetar_common.transitions import R
+from magnetar_common.transitions import ON_ITS_WAY, R
 from magnetar_events import ENTRY
 from magnetar_events import facts as f
 from magnetar_events import reports as r
@@ -30,6 +30,7 @@ step = st.one_of(
     st.tuples(st.just("lapse"), st.sampled_from(SERVERS), st.just(0)),
     st.tuples(st.just("down"), st.sampled_from(SERVERS), st.just(0)),
     st.tuples(st.just("drain"), st.sampled_from(SERVERS), st.integers(0, 1)),
+    st.tuples(st.just("order"), st.sampled_from(SERVERS), st.integers(0, 3)),
     st.tuples(st.just("deploy"), st.sampled_from(MODELS), st.integers(0, 8)),
     st.tuples(st.just("scale"), st.sampled_from(MODELS), st.integers(0, 3)),
     st.tuples(st.just("undeploy"), st.sampled_from(MODELS), st.just(0)),
@@ -59,6 +60,8 @@ def apply(world: World, action: str, one: Any, two: Any) -> None:
             world.registry(server.record.model_copy(update={"status": "DOWN"}))
         case "drain" if server:
             world.registry(server.record.model_copy(update={"status": "DRAINING" if two else "UP"}))
+        case "order":
+            (world.resume, world.cordon, world.drain, world.drain)[two](one)
         case "deploy":
             world.deploy(spec(one, memory=SIZES[two % 3] * MIB, replicas=two // 3, storage_uri=f"file:///{two}"))
         case "scale":
@@ -93,6 +96,26 @@ def apply(world: World, action: str, one: Any, two: Any) -> None:
             pass
 
 
+class Watched(World):
+    """Each decision is compared with the servers that nothing may be placed on, and with who serves."""
+
+    def feed(self, source: i.Decidable, raw: Input | None = None, *, settle: bool = True) -> list[f.Fact]:
+        before = self.snapshot()
+        facts = super().feed(source, raw, settle=settle)
+        for fact in facts:
+            server = before.servers.get(getattr(fact, "server", ""))
+            if isinstance(fact, f.ReplicaPlaced):
+                assert server is not None
+                assert not server.closed, "nothing is placed on a server that is cordoned or drains"
+            relieved = isinstance(fact, f.ReplicaChanged) and fact.reason == "its server is draining"
+            if relieved and fact.before == "Available":
+                model = self.state.models.get(fact.model) or before.models[fact.model]
+                version = model.versions[fact.generation]
+                serving = sum(r.state is R.AVAILABLE for r in model.of(fact.generation))
+                assert serving >= version.wanted, "what is on a draining server serves until enough others do"
+        return facts
+
+
 def check(world: World) -> None:
     """What must hold after every step."""
     state = world.state
@@ -107,6 +130,13 @@ def check(world: World) -> None:
                 booked[device] = booked.get(device, 0) + booking.bytes
         assert not model.pending()[0], "nothing that could be done at once is left undone"
         assert {t.generation for t in model.traffic} <= set(model.versions)
+    for server in state.servers.values():
+        order = state.cordons.get(server.key)
+        assert (server.cordon == "DRAINING") == (order is not None and order.drain)
+        assert bool(server.cordon) == (order is not None)
+        assert {replica.draining for replica in server.replicas.values()} <= {server.draining}
+        assert server.draining or not (server.drains or server.drain_due)
+        assert not (server.draining and any(r.state in ON_ITS_WAY for r in server.replicas.values()))
     assert {d: b for d, b in booked.items() if b} == state.booked
     for device, total in state.booked.items():
         known = [s.devices[device[1]].total for s in state.servers.values() if s.info.host == device[0]]
@@ -132,7 +162,7 @@ def check_fleet(state: State) -> None:
 @given(st.lists(step, max_size=40))
 def test_any_history(steps: list[tuple[str, Any, Any]]) -> None:
     """No sequence breaks the books, leaves an illegal fact, or makes replay differ from the live state."""
-    world = World()
+    world = Watched()
     positions: dict[int, State] = {}
     for n, (action, one, two) in enumerate(steps):
         apply(world, action, one, two)

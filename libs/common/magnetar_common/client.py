@@ -34,10 +34,15 @@ from magnetar_events.entry import BARRIER, Entry
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.requests import (
+    DRAIN_MS,
+    OF_NO_MODEL,
     Actor,
+    CordonServer,
     DeployModel,
+    DrainServer,
     FinalizeUpgrade,
     RequestKind,
+    ResumeServer,
     ScaleModel,
     SetPolicy,
     UndeployModel,
@@ -80,7 +85,7 @@ class Outcome:
     """What has become of a request, as far as the log has been read.
 
     Attributes:
-        state: Sent = not answered yet; Accepted = there is nothing more to it (a policy, an upgrade); Superseded = a newer
+        state: Sent = not answered yet; Accepted = there is nothing more to it (it was about no model); Superseded = a newer
             version is wanted; Removed = the model is gone. ScheduleFailed and Degraded may still come right by themselves.
         generation: the model's that answers it; 0 = none.
         wanted: replicas of that version.
@@ -190,6 +195,35 @@ class Magnetar:
     def finalize_upgrade(self, fold_version: int, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
         """Let the log hold what only software of this fold version knows; arguments and errors as for :meth:`deploy`."""
         return self._ask(FinalizeUpgrade(fold_version=fold_version), reason, None, id)
+
+    def drain_server(
+        self,
+        server: str,
+        *,
+        deadline_s: float = DRAIN_MS / 1000,
+        reason: str = "",
+        id: str = "",  # noqa: A002 - the field's name
+    ) -> "Handle":
+        """Place nothing more on a server, and move what is there: each model is Available elsewhere before it leaves.
+
+        Args:
+            server: ``cluster/server/replica``, or without the cluster.
+            deadline_s: after so many seconds the log says what could not be moved; it goes on serving.
+            reason: as for :meth:`deploy`.
+            id: as for :meth:`deploy`.
+
+        Raises:
+            as :meth:`deploy`.
+        """
+        return self._ask(DrainServer(server=server, deadline_ms=round(1000 * deadline_s)), reason, None, id)
+
+    def cordon_server(self, server: str, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Place nothing more on a server; what is there stays. Arguments and errors as for :meth:`drain_server`."""
+        return self._ask(CordonServer(server=server), reason, None, id)
+
+    def resume_server(self, server: str, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Place on a server again, be it cordoned or drained. Arguments and errors as for :meth:`drain_server`."""
+        return self._ask(ResumeServer(server=server), reason, None, id)
 
     def close(self) -> None:
         """Close what was opened here: handles of a connection of our own, too."""
@@ -359,7 +393,7 @@ class Handle:
             return
         assert isinstance(answer, f.RequestAccepted)
         self._generation = answer.generation
-        if answer.kind in (SetPolicy.__name__, FinalizeUpgrade.__name__):
+        if answer.kind in (kind.__name__ for kind in OF_NO_MODEL):
             self.outcome = Outcome(OutcomeState.ACCEPTED)
         elif self._model is not None:
             self._judge(self._model)

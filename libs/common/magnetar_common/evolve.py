@@ -7,6 +7,14 @@ that is about nothing known, leaves the state as it is and is counted in ``State
 from collections.abc import Callable
 from typing import Any
 
+from magnetar_common.cordons import (
+    cordon_of,
+    mark_draining,
+    server_cordoned,
+    server_drained,
+    server_draining,
+    server_resumed,
+)
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
 from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
@@ -22,6 +30,9 @@ RECENT = 16_384
 
 BOUNDED = 2
 """Fold version since which what is remembered of the past has limits; version 1 remembers everything."""
+
+DRAINS = 2
+"""Fold version since which what is found on a draining server drains, too."""
 
 LIVES = 1_000
 """Superseded lives of one server that are remembered."""
@@ -134,6 +145,7 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
         return
     after = model.replicas.get(key)
     if before is None and after is not None:
+        after.draining = state.version >= DRAINS and server.draining
         book(state, server, after, +1)
     elif before is not None and after is None:
         book(state, server, before, -1)
@@ -224,8 +236,9 @@ def _server_joined(state: State, fact: f.ServerJoined) -> None:
         server = known
     else:
         server = state.servers[fact.server] = Server(fact.server, fact.record, info, state.position)
+        server.cordon = cordon_of(state, fact.server)
     _read(server, info)
-    _mark_draining(state, server)
+    mark_draining(state, server)
     _arrived(state, server, fact.due)
 
 
@@ -238,7 +251,7 @@ def _server_returned(state: State, fact: f.ServerReturned) -> None:
     server.record, server.info = fact.record, fact.record.server
     server.lost, server.lost_code, server.inventory = False, "", False
     _read(server, fact.record.server)
-    _mark_draining(state, server)
+    mark_draining(state, server)
     _arrived(state, server, fact.due)
 
 
@@ -276,15 +289,7 @@ def _server_updated(state: State, fact: f.ServerUpdated) -> None:
     _read(server, fact.record.server)
     state.fleet.touch(server)
     state.room += 1
-    _mark_draining(state, server)
-
-
-def _mark_draining(state: State, server: Server) -> None:
-    draining = server.record.status == "DRAINING"
-    for replica in server.replicas.values():
-        if replica.draining != draining:
-            replica.draining = draining
-            state.touched[replica.model] = None
+    mark_draining(state, server)
 
 
 def _server_reading(state: State, fact: f.ServerReadingChanged) -> None:
@@ -395,4 +400,8 @@ _FOLDS: dict[type, Callable[[State, Any], None]] = {
     f.InventoryTaken: _inventory_taken,
     f.ServerLost: _server_lost,
     f.ServerForgotten: _server_forgotten,
+    f.ServerCordoned: server_cordoned,
+    f.ServerDraining: server_draining,
+    f.ServerDrained: server_drained,
+    f.ServerResumed: server_resumed,
 }

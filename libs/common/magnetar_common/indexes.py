@@ -4,7 +4,7 @@ Books of memory per device, outstanding commands, timers, the pending sets and t
 the servers. What does not follow from them is an order of arrival, where decisions depend on one.
 """
 
-from magnetar_common.state import Replica, ReplicaKey, Server, State
+from magnetar_common.state import DRAIN_TIMER, Replica, ReplicaKey, Server, State
 from magnetar_common.transitions import ARRIVING, LEAVING
 
 
@@ -17,6 +17,7 @@ def reindex(state: State) -> None:
     for server in state.servers.values():
         state.fleet.touch(server)
         state.set_timer(server.due, server=server.key)
+        state.set_timer(server.drain_due, generation=DRAIN_TIMER, server=server.key)
     for model in state.models.values():
         state.set_timer(model.due, model.key)
         for replica in model.replicas.values():

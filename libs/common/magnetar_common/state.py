@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from magnetar_common.fleet import Fleet
-from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
+from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, ON_ITS_WAY, R
 from magnetar_events.base import Later
 from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.facts import Booking, PlacementRefused, TrafficTarget, VersionFailed
@@ -14,7 +14,14 @@ from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServerInfo, ServiceRecord
 
-__all__ = ["Model", "Replica", "ReplicaKey", "Server", "State", "Version", "request_name"]
+__all__ = ["Cordon", "Model", "Replica", "ReplicaKey", "Server", "State", "Version", "request_name"]
+
+
+CORDONED, DRAINING = "CORDONED", "DRAINING"
+"""Nothing is placed on a server; and besides, what is there is to leave."""
+
+DRAIN_TIMER = 1
+"""Generation under which the deadline of a server's drain is indexed; 0 is the server itself."""
 
 
 class ReplicaKey(NamedTuple):
@@ -175,10 +182,18 @@ class Model:
             return 0
         return max(0, version.wanted - sum(replica.live for replica in self.of(generation)))
 
+    def misplaced(self, replica: Replica) -> bool:
+        """Whether a replica is on its way to a server that drains, or has arrived there and gets no traffic."""
+        if not replica.draining:
+            return False
+        waits = replica.state is R.LOADED and all(t.generation != replica.generation for t in self.traffic)
+        return waits or replica.state in ON_ITS_WAY
+
     def pending(self) -> tuple[bool, bool, bool]:
         """Return whether it is unsettled, waits for room, and failed for a retriable reason.
 
-        Unsettled: something is to be done for it without any further input: place, or let go of what is lost.
+        Unsettled: something is to be done for it without any further input: place, or let go of what is lost, or
+        call off what is on its way to a server that drains.
         """
         if self.deleted:
             return any(r.state is R.LOST for r in self.replicas.values()), False, False
@@ -195,10 +210,27 @@ class Model:
                         live += 1
                 unsettled = unsettled or live < version.wanted
         for r in self.replicas.values():
-            if r.state is R.LOST and r.generation not in kept:
+            if (r.state is R.LOST and r.generation not in kept) or (r.draining and self.misplaced(r)):
                 unsettled = True
         failed = self.versions[self.generation].failed if kept else None
         return unsettled, waits, failed is not None and failed.retriable
+
+
+@dataclass(slots=True)
+class Cordon:
+    """What an operator ordered for a server; it holds for the name, whoever bears it, until the server is resumed.
+
+    Attributes:
+        server: key.
+        drain: what is there is to leave; otherwise it stays.
+        reason: why.
+        position: of the entry that says so.
+    """
+
+    server: str
+    drain: bool
+    reason: str
+    position: int
 
 
 @dataclass(slots=True)
@@ -223,6 +255,9 @@ class Server:
         superseded: lives that never return.
         replicas: what is placed here, by (model, generation).
         booked: bytes reserved here, over all devices.
+        cordon: an operator's order for this name: CORDONED, DRAINING, or none.
+        drains: a drain has begun, and something was here when that was last looked at.
+        drain_due: log time (ms) at which is said what could not leave; 0 = it was said, or nothing drains.
     """
 
     key: str
@@ -242,6 +277,9 @@ class Server:
     superseded: frozenset[str] = frozenset()
     replicas: dict[tuple[str, int], Replica] = field(default_factory=dict[tuple[str, int], Replica])
     booked: int = 0
+    cordon: str = field(default="", metadata={Later: True})
+    drains: bool = field(default=False, metadata={Later: True})
+    drain_due: int = field(default=0, metadata={Later: True})
 
     @property
     def incarnation(self) -> str:
@@ -249,9 +287,19 @@ class Server:
         return self.info.incarnation
 
     @property
+    def draining(self) -> bool:
+        """Whether what is here is to leave: an operator wants it, or the agent is about to end."""
+        return self.cordon == DRAINING or self.record.status == DRAINING
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is to be loaded here, whatever there is room for."""
+        return bool(self.cordon) or self.record.status == DRAINING
+
+    @property
     def schedulable(self) -> bool:
         """Whether something may be placed here."""
-        return self.record.status == "UP" and self.inventory and not (self.lost or self.stale)
+        return self.record.status == "UP" and self.inventory and not (self.lost or self.stale or self.cordon)
 
 
 @dataclass(slots=True)
@@ -276,6 +324,7 @@ class State:
         arriving: the part of ``booked`` whose loads are not finished: no reading shows it yet.
         generations: last generation of every model that ever was, but for the oldest of very many that are gone.
         floor: the highest generation among those: a model that comes back begins above it.
+        cordons: servers on which nothing may be placed, by key, whether they are there or not.
         requests: :func:`request_name` → (position, log time) of the requests of the last day.
         illegal: facts that the transition table forbids; more than 0 is a defect of a writer.
         unsettled: models to be worked on without further input.
@@ -308,6 +357,7 @@ class State:
     generations: dict[str, int] = field(default_factory=dict[str, int])
     requests: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[tuple[str, str], tuple[int, int]])
     floor: int = field(default=0, metadata={Later: True})
+    cordons: dict[str, Cordon] = field(default_factory=dict[str, Cordon], metadata={Later: True})
     illegal: int = 0
     newest: int = -1
     failed: dict[str, None] = field(default_factory=dict[str, None], compare=False)
@@ -359,7 +409,10 @@ class State:
         return 0
 
     def due_by(self, at: int, limit: int) -> list[tuple[str, int, str]]:
-        """Return up to ``limit`` (model, generation, server) that are due; generation 0 = the model or server itself."""
+        """Return up to ``limit`` (model, generation, server) that are due; generation 0 = the model or server itself.
+
+        With `DRAIN_TIMER` and no model it is the drain of a server.
+        """
         found: list[tuple[int, str, int, str]] = []
         while self._timers and self._timers[0][0] <= at and len(found) < limit:
             timer = heappop(self._timers)
@@ -375,7 +428,9 @@ class State:
             return replica.due if replica else 0
         if model:
             return self.models[model].due if model in self.models else 0
-        return self.servers[server].due if server in self.servers else 0
+        if server not in self.servers:
+            return 0
+        return self.servers[server].drain_due if generation == DRAIN_TIMER else self.servers[server].due
 
     def command_of(self, replica: Replica) -> str:
         """Return the kind of command outstanding for a replica, or an empty string."""

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pydantic_core
 
 from magnetar_common.indexes import reindex
-from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Version
+from magnetar_common.state import Cordon, Model, Replica, ReplicaKey, Server, State, Version
 from magnetar_events.avro import from_wire, to_wire
 from magnetar_events.facts import TrafficTarget
 from magnetar_events.policy import Policy
@@ -40,6 +40,7 @@ def image_of(state: State) -> bytes:
                 "requests": [[*key, *value] for key, value in state.requests.items()],
                 "recent": list(state.recent.values()),
                 "outstanding": list(state.outstanding),
+                "cordons": [to_wire(Cordon)(order) for order in state.cordons.values()],
             }
         )
 
@@ -56,12 +57,14 @@ def state_of(image: bytes) -> State:
 
 def _state_in(read: dict[str, Any]) -> State:
     models, servers = map(_model_in, read["models"]), map(_server_in, read["servers"])
+    orders = map(from_wire(Cordon), read["cordons"])
     recent: list[str] = read["recent"]
     read.update(
         policy=from_wire(Policy)(read["policy"]),
         models={model.key: model for model in models},
         servers={server.key: server for server in servers},
         requests={(source, name): (position, at) for source, name, position, at in read["requests"]},
+        cordons={order.server: order for order in orders},
         recent=dict(enumerate(recent, read["position"] + 1 - len(recent))),
         outstanding=dict.fromkeys(ReplicaKey(*key) for key in read["outstanding"]),  # in this order; see reindex
     )

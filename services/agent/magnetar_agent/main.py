@@ -81,6 +81,8 @@ def serve(bus: Bus, settings: AgentSettings, life: Lifecycle, devices: Devices |
     agent.start()
     presence.start(registrar)
     life.on_stop("presence", presence.close)
+    if settings.drain_timeout_s > 0:
+        life.on_terminate(presence.drain)
     _log.info("serving", server=info.key, incarnation=info.incarnation, http_port=info.http_port, agent_port=ops.port)
     return agent
 

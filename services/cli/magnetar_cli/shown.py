@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from magnetar_cli.output import Columns, Json
+from magnetar_common.drains import left_on, phase, stuck_on
 from magnetar_common.render import plain, server_to_dict
-from magnetar_common.state import Model, State
+from magnetar_common.state import Model, Server, State
 from magnetar_common.status import model_status
 from magnetar_projector.narrative import amount
 
@@ -27,9 +28,28 @@ def replicas(state: State) -> list[Json]:
 
 def servers(state: State) -> list[Json]:
     """Return every server, by key."""
-    return [
-        {**server_to_dict(server), "schedulable": server.schedulable} for _, server in sorted(state.servers.items())
+    return [_server(state, server) for _, server in sorted(state.servers.items())]
+
+
+def server_row(state: State, server: Server) -> Json:
+    """Return a server, whole: what is on it, and of a draining one why it is still there."""
+    why = {(left.model, left.generation): left.reason for left in left_on(state, server)} if server.draining else {}
+    held = [
+        {**plain(replica), "whyHere": why.get(place, "")}
+        for place, replica in sorted(server.replicas.items(), key=lambda item: item[0])
     ]
+    order = state.cordons.get(server.key)
+    return {**_server(state, server), "replicas": held, "order": plain(order) if order else None}
+
+
+def _server(state: State, server: Server) -> Json:
+    return {
+        **server_to_dict(server),
+        "schedulable": server.schedulable,
+        "phase": phase(server),
+        "modelsLeft": len(server.replicas) if server.draining else 0,
+        "modelsStuck": len(stuck_on(state, server)) if server.draining else 0,
+    }
 
 
 MODELS: Columns = {
@@ -52,9 +72,20 @@ REPLICAS: Columns = {
     "reason": lambda row: f"{row['code']}: {row['reason']}".removeprefix(": "),
 }
 
+
+def _state(row: Json) -> str:
+    said = row["lostCode"] or "Lost" if row["lost"] else row["phase"] or row["record"]["status"]
+    if row["lost"] and row["phase"]:
+        said += f", {row['phase']}"
+    if not row["modelsLeft"]:
+        return said
+    stuck = f", {row['modelsStuck']} stuck" if row["modelsStuck"] else ""
+    return f"{said}, {row['modelsLeft']} left{stuck}"
+
+
 SERVERS: Columns = {
     "server": lambda row: row["key"],
-    "state": lambda row: row["lostCode"] or "Lost" if row["lost"] else row["record"]["status"],
+    "state": _state,
     "schedulable": lambda row: "yes" if row["schedulable"] else "no",
     "runtime": lambda row: " ".join(_runtime(row["record"]["server"])),
     "host": lambda row: row["record"]["server"]["host"],
@@ -62,6 +93,15 @@ SERVERS: Columns = {
     "models": lambda row: len(row["replicas"]),
     "booked": lambda row: amount(row["booked"]),
     "free": lambda row: ", ".join(_device(each) for each in row["devices"].values()) or "-",
+}
+
+
+HELD: Columns = {
+    "model": lambda row: row["model"],
+    "version": lambda row: row["generation"],
+    "state": lambda row: row["state"],
+    "memory": lambda row: amount(sum(each["bytes"] for each in row["bookings"])),
+    "why it is still here": lambda row: row["whyHere"] or f"{row['code']}: {row['reason']}".removeprefix(": "),
 }
 
 

@@ -9,7 +9,19 @@ from magnetar_events.facts import Fact
 from magnetar_projector.history import who
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_OF_A_WHOLE_SERVER = (f.ServerUpdated, f.ServerLost, f.ServerForgotten)
+_OF_A_WHOLE_SERVER = (
+    f.ServerUpdated,
+    f.ServerLost,
+    f.ServerForgotten,
+    f.ServerCordoned,
+    f.ServerDraining,
+    f.ServerDrained,
+    f.ServerResumed,
+)
+_ENDS_A_DRAIN = (f.ServerJoined, f.ServerReturned)
+
+_NAMED = 5
+"""Models left behind that a line names."""
 
 
 def narrate(fact: Fact) -> str:
@@ -25,7 +37,9 @@ def concerns(state: State, fact: Fact) -> tuple[str, ...]:
         fact: what became so.
     """
     subjects = dict.fromkeys((f.subject_of(fact), getattr(fact, "model", ""), getattr(fact, "server", "")))
-    if isinstance(fact, _OF_A_WHOLE_SERVER) and (server := state.servers.get(fact.server)) is not None:
+    server = state.servers.get(getattr(fact, "server", ""))
+    whole = isinstance(fact, _OF_A_WHOLE_SERVER) or (isinstance(fact, _ENDS_A_DRAIN) and server and server.draining)
+    if whole and server is not None:
         subjects.update(dict.fromkeys(model for model, _ in server.replicas))
     subjects.pop("", None)
     return tuple(subjects)
@@ -232,6 +246,29 @@ def _server_forgotten(fact: f.ServerForgotten) -> str:
     return f"{fact.server} was lost long ago and is forgotten"
 
 
+def _server_cordoned(fact: f.ServerCordoned) -> str:
+    return f"{fact.server} is cordoned: nothing more is placed on it{_because(fact.reason)}"
+
+
+def _server_draining(fact: f.ServerDraining) -> str:
+    until = f" with life {fact.incarnation}" if fact.incarnation else ""
+    return f"{fact.server} drains{until}: its models move elsewhere{_because(fact.reason)}"
+
+
+def _server_drained(fact: f.ServerDrained) -> str:
+    if not fact.models:
+        return f"{fact.server} is drained: nothing is left on it"
+    told = [f"{_of(left)} ({left.reason})" for left in fact.left[:_NAMED]]
+    if fact.models > len(told) > 0:
+        told.append(f"and {fact.models - len(told)} more")
+    left = f"{fact.models} model is left" if fact.models == 1 else f"{fact.models} models are left"
+    return f"the time for {fact.server} to drain is over, and {left}{_because('; '.join(told))}"
+
+
+def _server_resumed(fact: f.ServerResumed) -> str:
+    return f"{fact.server} is resumed: it can be placed on again{_because(fact.reason)}"
+
+
 _LINES: dict[type, Callable[[Any], str]] = {
     f.LeaderElected: _leader_elected,
     f.LeaderAlive: _leader_alive,
@@ -267,4 +304,8 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.ServerLost: _server_lost,
     f.ServerReturned: _server_returned,
     f.ServerForgotten: _server_forgotten,
+    f.ServerCordoned: _server_cordoned,
+    f.ServerDraining: _server_draining,
+    f.ServerDrained: _server_drained,
+    f.ServerResumed: _server_resumed,
 }

@@ -49,15 +49,15 @@ def author_of(policy: Policy, source: Request) -> Author:
     return Author(claimed.authid, claimed.authtype, "gateway", publisher)
 
 
-def check_may_govern(now: Policy, publisher: str) -> None:
-    """Refuse a change of what everybody depends on, the policy or the log's version, from one who may not make it.
+def check_may_govern(now: Policy, publisher: str, what: str = "set the policy") -> None:
+    """Refuse a change of what everybody depends on (policy, version of the log, servers) from one who may not make it.
 
     Raises:
         Refusal: signatures are required, and the policy does not let this publisher.
     """
     signer = now.publishers.get(publisher)
     if now.require_signature and not (signer and signer.policy):
-        raise Refusal("NOT_PERMITTED", "event", f"{publisher} may not set the policy")
+        raise Refusal("NOT_PERMITTED", "event", f"{publisher} may not {what}")
 
 
 def check_may_set(now: Policy, wanted: Policy, publisher: str) -> None:

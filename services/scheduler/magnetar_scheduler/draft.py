@@ -9,6 +9,7 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import TypeVar
 
+from magnetar_common.evolve import DRAINS
 from magnetar_common.model_folds import fold_model
 from magnetar_common.state import Model, Replica, Server, State, Version
 from magnetar_common.transitions import R
@@ -108,6 +109,8 @@ class Draft:
             model = self._models[key] = Model(key, deleted=isinstance(fact, f.ReplicaAdopted))
         fold_model(model, fact, self.state.position + 1, self.at)
         if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
+            server = self.state.servers[fact.server]
+            model.replicas[fact.generation, fact.server].draining = self.state.version >= DRAINS and server.draining
             self._reserve(fact.server, fact.bookings, +1)
 
     def change(
@@ -155,6 +158,8 @@ def _size_of(fact: f.Fact) -> int:
         size += len(fact.server) + _BYTES_A_CHARACTER * len(fact.reason)
     if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
         size += sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(booking.device) for booking in fact.bookings)
+    if isinstance(fact, f.ServerDrained):
+        size += sum(_FACT_BYTES + _BYTES_A_CHARACTER * len(left.reason) for left in fact.left)
     if isinstance(fact, (f.ReplicaPlaced, f.PlacementRefused)):
         evidence = fact.best if isinstance(fact, f.ReplicaPlaced) else fact.examples
         size += sum(_CANDIDATE_BYTES + len(candidate.server) for candidate in evidence)

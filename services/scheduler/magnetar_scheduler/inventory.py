@@ -72,8 +72,7 @@ def _settle(draft: Draft, replica: Replica, item: InventoryModel | None) -> bool
     if state in (R.LOADED, R.AVAILABLE):
         if there:
             return False
-        draft.change(copy, R.LOST, code="DROPPED", reason="its server no longer holds it")
-        draft.change(copy, R.LOAD_REQUESTED, reason="its server no longer held it", attempt=1, due=due)
+        _dropped(draft, copy)
     elif state in ARRIVING:
         if not there:
             return False
@@ -99,6 +98,16 @@ def _settle(draft: Draft, replica: Replica, item: InventoryModel | None) -> bool
     else:
         return False
     return True
+
+
+def _dropped(draft: Draft, replica: Replica) -> None:
+    """Load again what its server no longer holds; on one that drains it has left for good."""
+    draft.change(replica, R.LOST, code="DROPPED", reason="its server no longer holds it")
+    if replica.draining:
+        draft.change(replica, R.UNLOADED, reason="found gone from a server that drains")
+    else:
+        due = draft.at + draft.policy.load_timeout_ms
+        draft.change(replica, R.LOAD_REQUESTED, reason="its server no longer held it", attempt=1, due=due)
 
 
 def _adopt(draft: Draft, server: Server, item: InventoryModel) -> None:

@@ -1,12 +1,14 @@
 """Decide on what the state itself waits for: timers, and the next piece of a large consequence."""
 
-from magnetar_common.state import Model, Server, State
+from magnetar_common.evolve import DRAINS
+from magnetar_common.state import DRAIN_TIMER, Model, Server, State
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
 from magnetar_events.models import ModelSpec
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.drains import say_what_is_left
 from magnetar_scheduler.inputs import Continue, TimerDue
-from magnetar_scheduler.reconcile import reconcile
+from magnetar_scheduler.reconcile import let_go, reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
 from magnetar_scheduler.servers import INVENTORY_LEASES
 
@@ -26,6 +28,8 @@ def on_timer(draft: Draft, source: TimerDue) -> None:
             _replica_due(draft, key, generation, server)
         elif key:
             _model_due(draft, key)
+        elif generation == DRAIN_TIMER:
+            say_what_is_left(draft, draft.state.servers[server])
         else:
             _server_due(draft, draft.state.servers[server])
 
@@ -39,6 +43,9 @@ def _replica_due(draft: Draft, key: str, generation: int, server: str) -> None:
     if replica.state in ARRIVING:
         message = f"no answer to the load within {policy.load_timeout_ms} ms"
         load_failed(draft, replica, "TIMEOUT", message, retriable=True)
+    elif replica.state is R.LOAD_FAILED and draft.state.servers[server].closed:
+        let_go(draft, replica, "nothing more is loaded on its server")
+        reconcile(draft, key, "failed elsewhere", retry=True)
     elif replica.state is R.LOAD_FAILED:
         due = draft.at + policy.load_timeout_ms
         draft.change(replica, R.LOAD_REQUESTED, reason="tried again", attempt=replica.attempt + 1, due=due)
@@ -80,7 +87,7 @@ def on_continue(draft: Draft, source: Continue) -> None:
     for key in unsettled:
         if draft.full:
             return
-        reconcile(draft, key, "lost elsewhere" if _has_lost(state.models[key]) else "")
+        reconcile(draft, key, _why(state, state.models[key]))
     if draft.full or len(unsettled) >= piece:
         return
     for key in state.revivable()[: piece - len(unsettled)]:
@@ -140,8 +147,12 @@ def _tried_as(model: Model) -> object:
     return model.key if model.replicas or model.target.places else _like(model.target.spec)
 
 
-def _has_lost(model: Model) -> bool:
-    return any(replica.state is R.LOST for replica in model.replicas.values())
+def _why(state: State, model: Model) -> str:
+    """Return why something of a model is placed without its being asked for."""
+    if any(replica.state is R.LOST for replica in model.replicas.values()):
+        return "lost elsewhere"
+    draining = state.version >= DRAINS and any(replica.draining for replica in model.replicas.values())
+    return "its server is draining" if draining else ""
 
 
 def _first(pending: dict[str, None], count: int) -> list[str]:

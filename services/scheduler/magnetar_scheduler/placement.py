@@ -26,6 +26,7 @@ EXAMPLES = 10
 RULES = {
     "lost": "not answering",
     "draining": "draining",
+    "cordoned": "cordoned",
     "starting": "not yet heard from in full",
     "stale": "readings too old to trust",
     "server": "not the server that was asked for",
@@ -210,8 +211,10 @@ def rule_against(draft: Draft, model: Model, version: Version, server: Server) -
     """Return the first rule that turns this server down for one more replica, or an empty string."""
     if server.lost:
         return "lost"
+    if server.closed:
+        return "draining" if server.draining else "cordoned"
     if server.record.status != "UP":
-        return "draining" if server.record.status == "DRAINING" else "starting"
+        return "starting"
     if not server.inventory:
         return "starting"
     if server.stale:

@@ -32,6 +32,8 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False) 
     if model.deleted:
         _wind_down(draft, model)
         return
+    for replica in [each for each in model.replicas.values() if model.misplaced(each)]:
+        let_go(draft, replica, "its server is draining")
     for generation in model.kept():
         _fill(draft, model, model.versions[generation], reason or "wanted", retry=retry)
         _trim(draft, model, generation)
@@ -101,13 +103,15 @@ def _trim(draft: Draft, model: Model, generation: int) -> None:
 
 def _relieve(draft: Draft, model: Model, generation: int) -> None:
     """Let go of lost and draining replicas once others do their work."""
-    replicas = list(model.of(generation))
-    available = sum(replica.state is R.AVAILABLE and replica.live for replica in replicas)
-    for replica in replicas if available >= model.versions[generation].wanted else ():
-        if replica.state is R.LOST:
-            let_go(draft, replica, "replaced")
-        elif replica.draining:
-            let_go(draft, replica, "its server is draining")
+    replicas, wanted = list(model.of(generation)), model.versions[generation].wanted
+    serving = [replica for replica in replicas if replica.state is R.AVAILABLE]
+    if sum(replica.live for replica in serving) >= wanted:
+        for replica in replicas:
+            if replica.state is R.LOST:
+                let_go(draft, replica, "replaced")
+    draining = sorted((replica for replica in serving if replica.draining), key=lambda replica: replica.server)
+    for replica in draining[: max(0, len(serving) - wanted)]:
+        let_go(draft, replica, "its server is draining")
 
 
 def _hand_over(draft: Draft, model: Model) -> None:

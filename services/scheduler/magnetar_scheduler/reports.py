@@ -108,7 +108,8 @@ def _load_failed(draft: Draft, replica: Replica, report: r.ModelLoadFailed) -> b
 def load_failed(draft: Draft, replica: Replica, code: str, message: str, *, retriable: bool) -> None:
     """Decide what follows a failed load: again here, then elsewhere, then the version is failed."""
     policy = draft.policy
-    again = retriable and code not in _ELSEWHERE and replica.attempt < policy.load_attempts
+    here = code not in _ELSEWHERE and not draft.state.servers[replica.server].closed
+    again = retriable and here and replica.attempt < policy.load_attempts
     due = draft.at + policy.load_retry_ms * 2 ** min(replica.attempt - 1, MAX_DOUBLINGS) if again else 0
     draft.change(replica, R.LOAD_FAILED, code=code, reason=message[:512], retriable=retriable, due=due)
     if again:

@@ -10,9 +10,21 @@ from magnetar_events.commands import COMMAND_KINDS
 from magnetar_events.credentials import redacted
 from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.models import ModelSpec
-from magnetar_events.requests import DeployModel, FinalizeUpgrade, ModelEvent, ScaleModel, SetPolicy, UndeployModel
+from magnetar_events.requests import (
+    OF_NO_MODEL,
+    CordonServer,
+    DeployModel,
+    DrainServer,
+    FinalizeUpgrade,
+    ModelEvent,
+    ResumeServer,
+    ScaleModel,
+    SetPolicy,
+    UndeployModel,
+)
 from magnetar_scheduler.authorship import Author, author_of, check_may_govern, check_may_set
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.drains import of_request
 from magnetar_scheduler.inputs import Rejected, Request
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.refusal import Refusal
@@ -82,7 +94,7 @@ def _short(value: object) -> str:
 
 
 def _check_generation(draft: Draft, event: ModelEvent) -> None:
-    if event.expected_generation is None or isinstance(event.event, (SetPolicy, FinalizeUpgrade)):
+    if event.expected_generation is None or isinstance(event.event, OF_NO_MODEL):
         return
     model = draft.state.models.get(event.event.subject)
     current = model.generation if model is not None and not model.deleted else 0
@@ -190,6 +202,14 @@ def _finalize(draft: Draft, event: ModelEvent, author: Author, wish: FinalizeUpg
         draft.emit(f.UpgradeFinalized(wish.fold_version))
 
 
+def _server(draft: Draft, event: ModelEvent, author: Author, wish: CordonServer | DrainServer | ResumeServer) -> None:
+    check_may_govern(draft.policy, author.publisher, "cordon, drain or resume a server")
+    facts = of_request(draft, wish, event.reason)
+    _accept(draft, event, author, 0)
+    for fact in facts:
+        draft.emit(fact)
+
+
 def _lacks(server: Server) -> bool:
     """Whether an agent has said which kinds of command it knows, and one that we send is not among them."""
     return bool(server.info.commands) and not set(COMMAND_KINDS) <= set(server.info.commands)
@@ -201,4 +221,7 @@ _ON: dict[type, Callable[[Draft, ModelEvent, Author, Any], None]] = {
     ScaleModel: _scale,
     SetPolicy: _set_policy,
     FinalizeUpgrade: _finalize,
+    CordonServer: _server,
+    DrainServer: _server,
+    ResumeServer: _server,
 }

@@ -6,6 +6,7 @@ from magnetar_common.state import Server, State
 from magnetar_events import facts as f
 from magnetar_events.records import ServerInfo, ServiceRecord
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.drains import on_agent_draining, say_what_is_left
 from magnetar_scheduler.inputs import LeaseLapsed, ReadingChanged, ReadingStale, RegistryChanged
 from magnetar_scheduler.inventory import expected_digest
 
@@ -40,7 +41,7 @@ def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
     elif server.lost:
         draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
     elif differs(record, server.record):
-        draft.emit(f.ServerUpdated(server.key, record))
+        _update(draft, server, record)
     elif reading_differs(server, info, draft.policy.reading_delta, draft.policy.utilisation_limit):
         _read(draft, server, info)
 
@@ -155,6 +156,14 @@ def _join(draft: Draft, key: str, record: ServiceRecord) -> None:
     draft.emit(f.ServerJoined(key, record, inventory_due(draft)))
 
 
+def _update(draft: Draft, server: Server, record: ServiceRecord) -> None:
+    draft.emit(f.ServerUpdated(server.key, record))
+    if record.status == "DRAINING" != server.record.status:
+        on_agent_draining(draft, server, record)
+
+
 def _lose(draft: Draft, server: Server, code: str, reason: str) -> None:
+    if server.drain_due and server.replicas:
+        say_what_is_left(draft, server)
     due = draft.at + draft.policy.forget_server_ms
     draft.emit(f.ServerLost(server.key, server.incarnation, code, reason, due))
