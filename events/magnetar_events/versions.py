@@ -12,7 +12,7 @@ from magnetar_events.codec import Codec
 from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.facts import Fact, LogRebased, ModelWanted, PolicySet, UpgradeFinalized
 
-SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "0a3da06c7a12ce0b"}
+SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "1c7a226a58411109"}
 """Fold version → fingerprint of the released schema that its entries are written with.
 
 ``FOLD_VERSION`` is added when its schema is released; until then it is the current one, and may change.
