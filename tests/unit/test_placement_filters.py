@@ -5,12 +5,16 @@ from collections.abc import Callable
 import pytest
 
 from magnetar_common.status import ModelState, model_status
+from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_events.entry import Input
 from magnetar_events.records import Device
 from magnetar_scheduler import inputs as i
+from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.placement import Placed, Refused, place
 from magnetar_scheduler.placement.filters import FILTERS, RULES
 from tests.support.world import MIB, World, spec
+from tests.unit.test_core_properties import check_fleet
 
 IRIS = "default/iris"
 A, B = "local/a/0", "local/b/0"
@@ -222,6 +226,55 @@ def test_no_more_loads_than_the_limit_and_none_is_forgotten(limit: dict[str, int
     assert seen == 4
     assert all(model_status(model).state is ModelState.AVAILABLE for model in world.state.models.values())
     assert not world.state.loading
+
+
+@pytest.mark.parametrize(("rules", "moved"), [({}, 0), ({"loads_per_server": 1}, 1), ({"loads_in_cluster": 1}, 1)])
+def test_the_end_of_a_load_makes_the_leader_try_what_waits(rules: dict[str, int], moved: int) -> None:
+    """It counts as room that was found, if there is a limit; whichever way the load ends."""
+    world = World()
+    world.set_policy(**rules)
+    world.join("a")
+    world.deploy()
+    before = world.state.room
+    world.answer()
+    assert world.state.room == before + moved
+    world.inventory(world.of("a"))  # it dropped the model, which is loaded again
+    assert world.state.loading == {A: 1}
+    before = world.state.room
+    world.lapse("a")
+    assert world.state.room == before + moved
+    assert not world.state.loading
+
+
+def test_where_a_load_ends_the_next_may_begin_in_the_same_entry() -> None:
+    """The fleet's index holds the server for full until the entry is folded; the draft knows better."""
+    world = World()
+    world.set_policy(loads_per_server=1)
+    world.join("a")
+    world.deploy(spec("other"))
+    draft = Draft(world.state, world.at)
+    draft.emit(f.ModelWanted(IRIS, 1, spec()))
+    wanted = draft.model(IRIS)
+    assert wanted is not None
+    assert isinstance(place(draft, wanted, wanted.target), Refused)
+    draft.change(world.state.models["default/other"].replicas[1, A], R.LOADED)
+    answer = place(draft, wanted, wanted.target)
+    assert isinstance(answer, Placed)
+    assert answer.server == A
+
+
+def test_the_limit_on_a_server_may_come_and_go() -> None:
+    """Whoever is full by it is passed over, and no longer once it is gone."""
+    world = World()
+    world.join("a")
+    world.deploy(spec("one"))
+    world.set_policy(loads_per_server=1)
+    world.deploy(spec("two"))
+    check_fleet(world.state)
+    assert rules(world, "default/two") == {"loads-on-server": 1}
+    world.set_policy()
+    check_fleet(world.state)
+    assert placed(world, "default/two") == [A]
 
 
 def test_a_failed_load_and_a_lost_server_end_loads_too() -> None:

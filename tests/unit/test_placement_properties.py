@@ -27,15 +27,15 @@ MODELS = ("m1", "m2", "m3", "m4")
 @st.composite
 def gpu(draw: Any, number: int) -> Device:
     total = draw(st.sampled_from((100, 300)))
-    free = draw(st.integers(0, total))
+    free = draw(st.sampled_from((total, total, total // 2, 0)))
     return Device(
         uuid=f"GPU-{number}",
         kind="gpu",
         gpu_type=draw(st.sampled_from(("A100", "T4"))),
         total=total * MIB,
         free=free * MIB,
-        largest_free=draw(st.integers(0, free)) * MIB,
-        utilisation=draw(st.sampled_from((0.0, 0.9))),
+        largest_free=draw(st.sampled_from((free, free, free // 2))) * MIB,
+        utilisation=draw(st.sampled_from((0.0, 0.0, 0.9))),
         error=draw(st.sampled_from(("", "", "", "gone"))),
     )
 
@@ -50,16 +50,16 @@ def server(draw: Any, name: str) -> dict[str, Any]:
     return {
         "server": name,
         "devices": (host, *devices),
-        "host": draw(st.sampled_from(("", "", "h1", "h2"))),
+        "host": draw(st.sampled_from(("h1", "h1", "h2", ""))),
         "zone": draw(st.sampled_from(("", "z1", "z2"))),
         "over_commit_percent": draw(st.sampled_from((0, 0, 50))),
-        "max_models": draw(st.sampled_from((0, 0, 2))),
-        "memory_bytes": draw(st.sampled_from((0, 0, 200 * MIB))),
+        "max_models": draw(st.sampled_from((0, 0, 0, 2))),
+        "memory_bytes": draw(st.sampled_from((0, 0, 0, 200 * MIB))),
         "capabilities": draw(st.sampled_from((("sklearn",), ("sklearn", "onnx")))),
     }
 
 
-FLEET = st.lists(st.sampled_from(NAMES), min_size=1, max_size=6, unique=True).flatmap(
+FLEET = st.lists(st.sampled_from(NAMES), min_size=2, max_size=6, unique=True).flatmap(
     lambda names: st.tuples(*(server(name) for name in names))
 )
 
@@ -67,11 +67,18 @@ WISH = st.builds(
     dict,
     name=st.sampled_from(MODELS),
     memory=st.sampled_from((0, 40 * MIB, 90 * MIB)),
-    devices=st.sampled_from((0, 0, 1, 2)),
-    replicas=st.integers(0, 4),
-    requirements=st.sampled_from((("sklearn",), ("onnx",))),
-    gpu_types=st.sampled_from(((), ("T4",))),
+    devices=st.sampled_from((0, 0, 0, 1, 2)),
+    replicas=st.integers(1, 4),
+    requirements=st.sampled_from((("sklearn",), ("sklearn",), ("onnx",))),
+    gpu_types=st.sampled_from(((), (), ("T4",))),
     artifact_digest=st.sampled_from(("", "a" * 64)),
+)
+
+POLICY = st.builds(
+    dict,
+    anti_affinity=st.sampled_from(("server", "soft", "host")),
+    loads_per_server=st.integers(0, 2),
+    loads_in_cluster=st.sampled_from((0, 0, 3)),
 )
 
 STEP = st.one_of(
@@ -84,16 +91,11 @@ STEP = st.one_of(
     st.tuples(st.just("fail"), st.integers(0, 9)),
     st.tuples(st.just("lapse"), st.sampled_from(NAMES)),
     st.tuples(st.just("time"), st.sampled_from((1_500, 70_000))),
+    st.tuples(st.just("policy"), POLICY),
 )
+STEPS = st.lists(STEP, min_size=8, max_size=30)
 
-POLICY = st.builds(
-    dict,
-    anti_affinity=st.sampled_from(("server", "soft", "host")),
-    loads_per_server=st.integers(0, 2),
-    loads_in_cluster=st.sampled_from((0, 0, 3)),
-)
-
-slow = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+slow = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def apply(world: World, action: str, what: Any) -> None:
@@ -113,6 +115,8 @@ def apply(world: World, action: str, what: Any) -> None:
                 world.answer_one(key, digest="a" * 64)
         case "lapse" if f"local/{what}/0" in world.state.servers:
             world.lapse(what)
+        case "policy":
+            world.set_policy(**what)
         case "time":
             world.pass_time(what)
         case _:
@@ -166,7 +170,7 @@ def entries(world: World) -> Any:
 
 
 @slow
-@given(FLEET, POLICY, st.lists(STEP, max_size=25))
+@given(FLEET, POLICY, STEPS)
 def test_no_placement_breaks_a_rule(fleet: Any, policy: Any, steps: Any) -> None:
     """Memory, limits of loads, anti-affinity: at every fact of every history."""
     for state, entry in entries(history(fleet, policy, steps)):
@@ -187,19 +191,20 @@ def test_no_placement_breaks_a_rule(fleet: Any, policy: Any, steps: Any) -> None
                 loads[fact.server] += (fact.after in ARRIVING) - (fact.before in ARRIVING)
             if not isinstance(fact, f.ReplicaPlaced):
                 continue
+            rules = state.policy
             loads[fact.server] += 1
-            assert not policy["loads_per_server"] or loads[fact.server] <= policy["loads_per_server"]
-            assert not policy["loads_in_cluster"] or loads.total() <= policy["loads_in_cluster"]
+            assert not rules.loads_per_server or loads[fact.server] <= rules.loads_per_server
+            assert not rules.loads_in_cluster or loads.total() <= rules.loads_in_cluster
             others = held.setdefault((fact.model, fact.generation), [])
             assert fact.server not in others
-            if policy["anti_affinity"] == "host":
+            if rules.anti_affinity == "host":
                 hosts = {state.servers[other].info.host for other in others}
                 assert state.servers[fact.server].info.host not in hosts
             others.append(fact.server)
 
 
 @slow
-@given(FLEET, POLICY, st.lists(STEP, max_size=25))
+@given(FLEET, POLICY, STEPS)
 def test_explain_agrees_with_what_was_decided(fleet: Any, policy: Any, steps: Any) -> None:
     """The server that was placed on is the one that is explained, and where nothing fitted a rule stands at each server."""
     for state, entry in entries(history(fleet, policy, steps)):
@@ -249,7 +254,7 @@ def outcomes(facts: list[f.Fact]) -> list[f.Fact]:
 
 
 @slow
-@given(FLEET, POLICY, st.lists(STEP, max_size=20), WISH)
+@given(FLEET, POLICY, STEPS, WISH)
 def test_the_order_of_dictionaries_decides_nothing(fleet: Any, policy: Any, steps: Any, wish: Any) -> None:
     """Two leaders that hold the same in another order come to the same."""
     world = history(fleet, policy, steps)
@@ -259,7 +264,7 @@ def test_the_order_of_dictionaries_decides_nothing(fleet: Any, policy: Any, step
 
 
 @slow
-@given(FLEET, POLICY, st.lists(STEP, max_size=20), WISH)
+@given(FLEET, POLICY, STEPS, WISH)
 def test_a_plan_is_what_then_happens(fleet: Any, policy: Any, steps: Any, wish: Any) -> None:
     """Planned, and then wanted: the same servers in the same order; and planning leaves the world as it is."""
     world = history(fleet, policy, steps)

@@ -67,4 +67,5 @@ class Ask:
     @property
     def alone(self) -> bool:
         """Whether nothing of the model's own and nothing of this draft's can stand in its way."""
-        return not (self.draft.placed or self.version.places or any(self.model.of(self.version.generation)))
+        draft, version = self.draft, self.version
+        return not (draft.placed or draft.loading or version.places or any(self.model.of(version.generation)))

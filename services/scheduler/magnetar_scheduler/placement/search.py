@@ -99,7 +99,10 @@ class Search:
         """
         ask = self._ask
         draft, spec, accelerated = ask.draft, ask.spec, ask.spec.devices > 0
-        looked = {*draft.placed, *ask.cached} if ask.cached else draft.placed
+        first = list(ask.cached)
+        if draft.loading and ask.policy.loads_per_server:  # of a load that this draft ended the fleet does not know
+            first += [key for key, begun in draft.loading.items() if begun < 0]
+        looked = {*draft.placed, *first} if first else draft.placed
         taken, generation = ask.model.replicas, ask.version.generation
         for key in looked:
             if (generation, key) in taken:
