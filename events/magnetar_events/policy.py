@@ -6,7 +6,7 @@ a second scheduler agree. Every duration is in milliseconds.
 
 import base64
 import binascii
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -76,6 +76,10 @@ class Policy(Wire):
         max_requests: requests remembered; with more, the oldest are forgotten before their time.
         publishers: who signs requests, by name.
         require_signature: requests that are not signed by one of these are refused.
+        loads_per_server: loads in progress on one server, at most; 0 = no limit.
+        loads_in_cluster: loads in progress on all servers together, at most; 0 = no limit.
+        anti_affinity: what replicas of a version do not share: ``server`` = a server, which they never do; ``host`` = nor a
+            host; ``soft`` = nor a host, unless only hosts that have one are left.
     """
 
     heartbeat_ms: _Interval = 3_000
@@ -104,6 +108,9 @@ class Policy(Wire):
         default_factory=dict[str, Publisher]
     )
     require_signature: Annotated[bool, Later] = False
+    loads_per_server: Annotated[int, Field(ge=0, le=10_000), Later] = 0
+    loads_in_cluster: Annotated[int, Field(ge=0, le=1_000_000), Later] = 0
+    anti_affinity: Annotated[Literal["server", "soft", "host"], Later] = "soft"
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> "Policy":

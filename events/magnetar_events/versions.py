@@ -22,7 +22,7 @@ from magnetar_events.facts import (
     UpgradeFinalized,
 )
 
-SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "121718f07a5c1395"}
+SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "37ad6547d363d6a0"}
 """Fold version → fingerprint of the released schema that its entries are written with.
 
 ``FOLD_VERSION`` is added when its schema is released; until then it is the current one, and may change.

@@ -15,12 +15,13 @@ from magnetar_common.state import Server, State
 from magnetar_events import facts as f
 from magnetar_events.records import Device
 from magnetar_events.requests import DeployModel
-from magnetar_scheduler import decide, inputs, placement, reconcile, requests, servers, watch
+from magnetar_scheduler import decide, inputs, reconcile, requests, servers, watch
 from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.journal import short
 from magnetar_scheduler.leader import Leader
 from magnetar_scheduler.leadership import Challenger
+from magnetar_scheduler.placement import site
 from magnetar_scheduler.routes import Routes
 from tests.simulation.runtime import Hub
 
@@ -126,12 +127,12 @@ def no_position_check() -> Generator[None]:
 def no_reservation_while_loading() -> Generator[None]:
     """Memory counts as taken once a model is loaded, and not from when it was promised."""
 
-    def room_on(state: State, server: Server, device: Device) -> int:
+    def room_on(state: State, server: Server, device: Device, free: int | None = None) -> int:
         key = (server.info.host, device.uuid)
         loaded = state.booked.get(key, 0) - state.arriving.get(key, 0)
         return min(device.total - loaded, device.free)
 
-    with _instead(placement, "room_on", lambda _: room_on), _instead(fleet, "room_on", lambda _: room_on):
+    with _instead(site, "room_on", lambda _: room_on), _instead(fleet, "room_on", lambda _: room_on):
         yield
 
 

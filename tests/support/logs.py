@@ -74,6 +74,9 @@ def drained_world(world: World | None = None) -> World:
     world.drain(home)
     world.cordon(home)
     world.lapse(home)
+    world.answer(digest="d" * 64)
+    world.pass_time(5_000)
+    world.answer()
     world.pass_time(2 * 86_400_000)
     for server in (home, other):
         world.resume(server)

@@ -146,8 +146,8 @@ def check(world: World) -> None:
 
 def indexed(fleet: Fleet, state: State) -> tuple[Any, ...]:
     """All that a fleet's index says."""
-    classes = {kind: list(ranks) for kind, ranks in fleet.classes(state)}
-    return classes, fleet.rooms(state), [fleet.named(state, name) for name in SERVERS]
+    pools = {pool: list(ranks) for pool, ranks in fleet.pools(state)}
+    return pools, fleet.rooms(state), [fleet.named(state, name) for name in SERVERS]
 
 
 def check_fleet(state: State) -> None:

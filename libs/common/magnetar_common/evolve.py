@@ -18,7 +18,7 @@ from magnetar_common.cordons import (
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
 from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
-from magnetar_common.state import Model, ReplicaKey, Server, State, request_name
+from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, request_name
 from magnetar_common.transitions import ARRIVING, R
 from magnetar_events import facts as f
 from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
@@ -33,6 +33,9 @@ BOUNDED = 2
 
 DRAINS = 2
 """Fold version since which what is found on a draining server drains, too."""
+
+HELD = 16
+"""Servers that a model remembers to have held its artifact."""
 
 LIVES = 1_000
 """Superseded lives of one server that are remembered."""
@@ -150,10 +153,27 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
     elif before is not None and after is None:
         book(state, server, before, -1)
         state.room += 1
+        if before.digest and state.version >= BOUNDED:
+            _held(model, before)
     if arriving != (after is not None and after.state in ARRIVING):
         book_arriving(state, server, before or after, -1 if arriving else +1)
+        if arriving:
+            _load_ended(state)
     index_replica(state, ReplicaKey(fact.model, *key), after)
     state.touched[fact.model] = None
+
+
+def _load_ended(state: State) -> None:
+    if state.policy.loads_per_server or state.policy.loads_in_cluster:
+        state.room += 1  # for the next load
+
+
+def _held(model: Model, replica: Replica) -> None:
+    """Remember who had an artifact, for its agent may have it still; the latest few."""
+    model.held.pop(replica.server, None)
+    if len(model.held) >= HELD:
+        del model.held[next(iter(model.held))]
+    model.held[replica.server] = replica.digest
 
 
 def _model_removed(state: State, fact: f.ModelRemoved) -> None:
@@ -186,6 +206,9 @@ def _log_rebased(state: State, fact: f.LogRebased) -> None:
 
 
 def _policy_set(state: State, fact: f.PolicySet) -> None:
+    if fact.policy.loads_per_server != state.policy.loads_per_server:
+        for server in state.servers.values():
+            state.fleet.touch(server)
     state.policy = fact.policy
     state.room += 1
 
@@ -353,6 +376,7 @@ def _server_lost(state: State, fact: f.ServerLost) -> None:
     for replica in server.replicas.values():
         if replica.state in ARRIVING:
             book_arriving(state, server, replica, -1)
+            _load_ended(state)
         replica.state, replica.since, replica.due = R.LOST, state.at, 0
         replica.code, replica.reason = fact.code, fact.reason
         state.outstanding.pop(replica.key, None)

@@ -69,7 +69,10 @@ def book(state: State, server: Server, replica: Replica, sign: int) -> None:
 
 
 def book_arriving(state: State, server: Server, replica: Replica | None, sign: int) -> None:
-    """Add (+1) to, or take (-1) from, the books what a replica reserves that no reading shows yet."""
+    """Add (+1) to, or take (-1) from, the books a load in progress, and what it reserves that no reading shows yet."""
+    state.loading[server.key] += sign
+    if not state.loading[server.key]:
+        del state.loading[server.key]
     for booking in replica.bookings if replica else ():
         _add(state.arriving, (server.info.host, booking.device), sign * booking.bytes)
     state.fleet.touch_host(server.info.host)

@@ -1,5 +1,6 @@
 """The state: what the log says is so. Only :mod:`magnetar_common.evolve` changes it."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -136,6 +137,7 @@ class Model:
         traffic: exact versions with weights.
         deleted: undeployed, and not all gone yet.
         due: log time (ms) at which a deleted model is forgotten whatever its servers say.
+        held: server → digest of the artifact that it held last, of the servers that let go of a replica.
     """
 
     key: str
@@ -146,6 +148,7 @@ class Model:
     traffic: tuple[TrafficTarget, ...] = ()
     deleted: bool = False
     due: int = 0
+    held: dict[str, str] = field(default_factory=dict[str, str], metadata={Later: True})
 
     @property
     def target(self) -> Version:
@@ -322,6 +325,7 @@ class State:
         servers: by key.
         booked: (host, device uuid) → bytes reserved by all servers on that host.
         arriving: the part of ``booked`` whose loads are not finished: no reading shows it yet.
+        loading: server → loads in progress there, as decided here; what a reading says of them is older.
         generations: last generation of every model that ever was, but for the oldest of very many that are gone.
         floor: the highest generation among those: a model that comes back begins above it.
         cordons: servers on which nothing may be placed, by key, whether they are there or not.
@@ -354,6 +358,7 @@ class State:
     servers: dict[str, Server] = field(default_factory=dict[str, Server])
     booked: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     arriving: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    loading: Counter[str] = field(default_factory=Counter[str], compare=False)
     generations: dict[str, int] = field(default_factory=dict[str, int])
     requests: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[tuple[str, str], tuple[int, int]])
     floor: int = field(default=0, metadata={Later: True})

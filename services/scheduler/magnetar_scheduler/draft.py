@@ -4,6 +4,7 @@
 that ``evolve`` uses, and keeps count of what it has reserved on servers meanwhile.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from operator import attrgetter
@@ -12,7 +13,7 @@ from typing import TypeVar
 from magnetar_common.evolve import DRAINS
 from magnetar_common.model_folds import fold_model
 from magnetar_common.state import Model, Replica, Server, State, Version
-from magnetar_common.transitions import R
+from magnetar_common.transitions import ARRIVING, STATES, R
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
 
@@ -48,7 +49,7 @@ class Draft:
         at: log time (ms).
     """
 
-    __slots__ = ("_models", "_size", "at", "bytes", "facts", "largest_room", "placed", "reserved", "state")
+    __slots__ = ("_models", "_size", "at", "bytes", "facts", "largest_room", "loading", "placed", "reserved", "state")
 
     def __init__(self, state: State, at: int) -> None:
         self.state = state
@@ -60,6 +61,8 @@ class Draft:
         """(host, device) → bytes added by this draft."""
         self.bytes: dict[str, int] = {}
         """Server → bytes added by this draft."""
+        self.loading: Counter[str] = Counter()
+        """Server → loads begun (or, below zero, ended) by this draft."""
         self.largest_room: dict[bool, int] = {}
         """Whether on accelerators → the most that any device had left when somebody first asked; see ``placement``."""
         self._models: dict[str, Model | None] = {}
@@ -107,11 +110,15 @@ class Draft:
             return
         if model is None:
             model = self._models[key] = Model(key, deleted=isinstance(fact, f.ReplicaAdopted))
+        if isinstance(fact, f.ReplicaChanged):
+            self._count(model, fact)
         fold_model(model, fact, self.state.position + 1, self.at)
         if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
             server = self.state.servers[fact.server]
             model.replicas[fact.generation, fact.server].draining = self.state.version >= DRAINS and server.draining
             self._reserve(fact.server, fact.bookings, +1)
+        if isinstance(fact, f.ReplicaPlaced):
+            self.loading[fact.server] += 1
 
     def change(
         self,
@@ -125,8 +132,6 @@ class Draft:
         due: int = 0,
     ) -> None:
         """Decide that a replica goes to another state."""
-        if after is R.UNLOADED:
-            self._reserve(replica.server, replica.bookings, -1)
         self.emit(
             f.ReplicaChanged(
                 replica.model,
@@ -141,6 +146,15 @@ class Draft:
                 due,
             )
         )
+
+    def _count(self, model: Model, fact: f.ReplicaChanged) -> None:
+        before, after = STATES[fact.before], STATES[fact.after]
+        replica = model.replicas.get((fact.generation, fact.server))
+        if after is R.UNLOADED and replica is not None:
+            self._reserve(fact.server, replica.bookings, -1)
+        begun = (after in ARRIVING) - (before in ARRIVING)
+        if begun:
+            self.loading[fact.server] += begun
 
     def _reserve(self, key: str, bookings: tuple[f.Booking, ...], sign: int) -> None:
         server = self.state.servers[key]

@@ -74,7 +74,7 @@ def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: b
 
 
 def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> None:
-    if version.places:  # it was tried elsewhere and failed there; no place is left
+    if version.places and not answer.passing:  # it was tried elsewhere and failed there; no place is left
         fail(draft, model, version, "LOAD_FAILED", "no other server takes it", retriable=True)
         return
     before = version.refused
