@@ -102,6 +102,7 @@ class Version:
         failed: why it cannot be had; None while it can.
         failed_at: position of the entry that said so.
         places: server → why its load failed there.
+        full: replicas of it before a rollout made room at its expense; 0 = that is ``wanted``.
     """
 
     generation: int
@@ -114,6 +115,7 @@ class Version:
     failed: VersionFailed | None = None
     failed_at: int = 0
     places: dict[str, str] = field(default_factory=dict[str, str])
+    full: int = field(default=0, metadata={Later: True})
 
 
 @dataclass(slots=True)
@@ -129,6 +131,9 @@ class Model:
         traffic: exact versions with weights.
         deleted: undeployed, and not all gone yet.
         due: log time (ms) at which a deleted model is forgotten whatever its servers say.
+        frozen: nothing of it is changed until it is unfrozen.
+        frozen_by: who froze it.
+        frozen_reason: why.
     """
 
     key: str
@@ -139,6 +144,9 @@ class Model:
     traffic: tuple[TrafficTarget, ...] = ()
     deleted: bool = False
     due: int = 0
+    frozen: bool = field(default=False, metadata={Later: True})
+    frozen_by: str = field(default="", metadata={Later: True})
+    frozen_reason: str = field(default="", metadata={Later: True})
 
     @property
     def target(self) -> Version:
@@ -180,6 +188,8 @@ class Model:
 
         Unsettled: something is to be done for it without any further input: place, or let go of what is lost.
         """
+        if self.frozen:
+            return False, False, False
         if self.deleted:
             return any(r.state is R.LOST for r in self.replicas.values()), False, False
         unsettled = waits = False

@@ -4,7 +4,8 @@
 that ``evolve`` uses, and keeps count of what it has reserved on servers meanwhile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
 from typing import TypeVar
@@ -138,6 +139,15 @@ class Draft:
                 due,
             )
         )
+
+    @contextmanager
+    def without(self, replica: Replica) -> Generator[None]:
+        """Within it, things stand as if a replica were gone and its memory free."""
+        self._reserve(replica.server, replica.bookings, -1)
+        try:
+            yield
+        finally:
+            self._reserve(replica.server, replica.bookings, +1)
 
     def _reserve(self, key: str, bookings: tuple[f.Booking, ...], sign: int) -> None:
         server = self.state.servers[key]
