@@ -10,7 +10,7 @@ from magnetar_events import facts as f
 from magnetar_events.models import ModelSpec
 from magnetar_events.requests import Actor, FreezeModel, RollbackModel
 from tests.support.world import MIB, World, spec
-from tests.unit.test_rollout import IRIS, available, cramped, finish, last, model, served, traffic, version
+from tests.unit.test_rollout import IRIS, available, cramped, finish, half_way, last, model, served, traffic, version
 
 
 def refusal(facts: list[f.Fact]) -> f.RequestRejected:
@@ -63,11 +63,7 @@ def test_rollback_in_the_middle_of_steps() -> None:
     """Both versions serve; the way back goes in steps too, with as many missing at most."""
     world = served(3, 3, rollout_unavailable=1)
     world.deploy(version(2, replicas=3))
-    while available(world) != {1: 1, 2: 1}:
-        if world.state.outstanding:
-            world.answer_one(next(iter(world.state.outstanding)))
-        else:
-            world.pass_time(world.state.next_due() - world.at)
+    half_way(world)
     world.rollback(1)
     assert min(sum(each.values()) for each in finish(world)) >= 2
     assert (available(world), traffic(world)) == ({1: 3}, {1: 100})

@@ -75,6 +75,18 @@ def finish(world: World, digest: str = "") -> list[dict[int, int]]:
     raise AssertionError("it never ends")
 
 
+def half_way(world: World) -> None:
+    """Let a rollout of three replicas in steps go on until one of each version serves, and the third is changing."""
+    for _ in range(50):
+        if available(world) == {1: 1, 2: 1}:
+            return
+        if world.state.outstanding:
+            world.answer_one(next(iter(world.state.outstanding)))
+        else:
+            world.pass_time(world.state.next_due() - world.at)
+    raise AssertionError(f"it never comes to that: {available(world)}")
+
+
 def last(world: World, kind: type) -> Any:
     return [fact for entry in world.log for fact in entry.facts if isinstance(fact, kind)][-1]
 
@@ -219,11 +231,7 @@ def test_a_version_that_fails_half_way_shares_the_traffic_with_the_old_one() -> 
     """Nothing that serves is taken down for a failure: two of the new and one of the old go on together."""
     world = served(3, 3, rollout_unavailable=1)
     world.deploy(version(2, replicas=3))
-    while available(world) != {1: 1, 2: 1}:
-        if world.state.outstanding:
-            world.answer_one(next(iter(world.state.outstanding)))
-        else:
-            world.pass_time(world.state.next_due() - world.at)
+    half_way(world)
     fail_everything(world, 2, retriable=False)
     assert available(world) == {1: 2, 2: 1}
     assert traffic(world) == {1: 66, 2: 34}
@@ -234,15 +242,25 @@ def test_superseded_half_way_everybody_serves_until_the_third_version_can() -> N
     """A rollout on top of a rollout: neither loses what it serves with."""
     world = served(3, 3, rollout_unavailable=1)
     world.deploy(version(2, replicas=3))
-    while available(world) != {1: 1, 2: 1}:
-        if world.state.outstanding:
-            world.answer_one(next(iter(world.state.outstanding)))
-        else:
-            world.pass_time(world.state.next_due() - world.at)
+    half_way(world)
     world.deploy(version(3, replicas=3))
     assert min(sum(each.values()) for each in finish(world)) >= 2
     assert (available(world), traffic(world)) == ({3: 3}, {3: 100})
     assert set(model(world).versions) == {3}
+
+
+def test_superseded_half_way_a_version_gets_no_more_replicas() -> None:
+    """Its number is what it has: the room that is left is not filled with what nobody wants any more."""
+    world = served(3, 3, rollout_unavailable=1)
+    world.deploy(version(2, replicas=3))
+    half_way(world)
+    world.deploy(version(3, replicas=3, memory=500 * MIB))
+    position = world.state.position
+    finish(world)
+    assert available(world) == {1: 1, 2: 1}
+    placed = [fact for entry in world.log[position:] for fact in entry.facts if isinstance(fact, f.ReplicaPlaced)]
+    assert not placed
+    assert last(world, f.VersionKept).reason == "superseded in the middle of its rollout"
 
 
 def test_s43_a_failing_rollout_is_tried_elsewhere_then_fails_and_a_new_server_tries_again() -> None:
@@ -258,6 +276,19 @@ def test_s43_a_failing_rollout_is_tried_elsewhere_then_fails_and_a_new_server_tr
     world.answer()
     finish(world)
     assert (available(world), traffic(world)) == ({2: 1}, {2: 100})
+
+
+def test_s37_a_new_version_that_needs_more_than_it_says_takes_nothing_from_the_old_one() -> None:
+    """S37 in a rollout: a load that fails for memory goes elsewhere at once, and the old version serves throughout."""
+    world = served(4, 2)
+    world.deploy(version(2))
+    first = next(iter(world.state.outstanding))
+    world.fail_load(first, "LOAD_FAIL_MEMORY")
+    assert world.states()[2, first.server] is R.UNLOAD_REQUESTED
+    assert available(world) == {1: 2}
+    finish(world)
+    assert (available(world), traffic(world)) == ({1: 2}, {1: 100})
+    assert first.server in model(world).target.places
 
 
 def test_s42_a_rollout_books_before_it_moves() -> None:

@@ -88,7 +88,10 @@ class _Api:
             return self._answer(versions=[shown(version) for version in self._versions(_model(request))])
 
     def diff(self, request: Request) -> JSONResponse:
-        one, other = (_number(request, name, 0, least=1) for name in ("a", "b"))
+        for name in ("a", "b"):
+            if not request.query_params.get(name):
+                raise HTTPException(400, f"{name} is missing: which versions are to be compared?")
+        one, other = (_number(request, name, 1, least=1) for name in ("a", "b"))
         with self._queries.still():
             try:
                 differences = between(self._versions(_model(request)), one, other)

@@ -50,8 +50,8 @@ class VersionPast:
             traffic until another version took over or the model was undeployed; ``Skipped`` = it never got any.
         code: typed reason of ``Failed``.
         message: for people, of ``Failed``.
-        first_served: ms since the epoch when it first got traffic; 0 = never.
-        last_served: ms since the epoch when it last ceased to; 0 = never.
+        first_served: ms since the epoch when it first got traffic; None = never.
+        last_served: ms since the epoch when it last ceased to; None = never.
         wanted_again: positions at which it was rolled back to.
     """
 
@@ -69,8 +69,8 @@ class VersionPast:
     outcome: str = "Coming"
     code: str = ""
     message: str = ""
-    first_served: int = 0
-    last_served: int = 0
+    first_served: int | None = None
+    last_served: int | None = None
     wanted_again: list[int] = field(default_factory=list[int])
 
 
@@ -126,9 +126,9 @@ class _Past:
         generation = version.generation
         if generation in self._serving:
             outcome = "Serving"
-        elif generation in self._failed:
+        elif generation in self._failed and (version.first_served is None or generation == self._wanted):
             return replace(version, outcome="Failed")
-        elif version.first_served:
+        elif version.first_served is not None:
             outcome = "Served"
         else:
             outcome = "Coming" if generation == self._wanted else "Skipped"
@@ -153,7 +153,7 @@ class _Past:
     def _route(self, served: set[int], wall: int) -> None:
         for generation, version in self.versions.items():
             if generation in served:
-                version.first_served = version.first_served or wall
+                version.first_served = wall if version.first_served is None else version.first_served
             elif generation in self._serving:
                 version.last_served = wall
         self._serving = served
