@@ -147,11 +147,19 @@ class ReportIgnored:
 
 @dataclass(slots=True)
 class ModelWanted:
-    """A version of a model is wanted."""
+    """A version of a model is wanted.
+
+    Attributes:
+        spec: what is wanted of it.
+        again: it was wanted before and is still known: its replicas and its pinned artifact go on.
+        rollback_of: the earlier version, long gone, whose specification this new one has; 0 = none.
+    """
 
     model: str
     generation: int
     spec: ModelSpec
+    again: bool = False
+    rollback_of: int = 0
 
 
 @dataclass(slots=True)
@@ -161,6 +169,27 @@ class ModelScaled:
     model: str
     replicas: int
     owner: str
+
+
+@dataclass(slots=True)
+class ModelFrozen:
+    """Nothing of the model is changed until it is unfrozen.
+
+    Attributes:
+        actor: who asked.
+        reason: why, in free text.
+    """
+
+    model: str
+    actor: str
+    reason: str
+
+
+@dataclass(slots=True)
+class ModelUnfrozen:
+    """The model may be changed again."""
+
+    model: str
 
 
 @dataclass(slots=True)
@@ -219,6 +248,22 @@ class VersionRetired:
 
     model: str
     generation: int
+
+
+@dataclass(slots=True)
+class VersionKept:
+    """A version that is being replaced is kept at another number of replicas.
+
+    Attributes:
+        replicas: how many.
+        full: what it returns to if the version that replaces it fails; 0 = this is it.
+    """
+
+    model: str
+    generation: int
+    replicas: int
+    full: int
+    reason: str
 
 
 @dataclass(slots=True)
@@ -560,6 +605,9 @@ Fact = (
     | ServerDraining
     | ServerDrained
     | ServerResumed
+    | ModelFrozen
+    | ModelUnfrozen
+    | VersionKept
 )
 
 

@@ -51,9 +51,42 @@ class UndeployModel(_OfModel):
 
 
 class ScaleModel(_OfModel):
-    """Want another number of replicas of the wanted version."""
+    """Want another number of replicas of the wanted version.
+
+    Attributes:
+        replicas: how many.
+        now: what is on its way out leaves without the grace that lets its requests end.
+    """
 
     replicas: Replicas
+    now: bool = False
+
+
+class RollbackModel(_OfModel):
+    """Want a version again that was wanted before, in the number of replicas that is wanted now.
+
+    Attributes:
+        to: its generation.
+        model: its specification as the log has it, with the artifact that was pinned. Needed for a version of which
+            nothing is left: that becomes a new version.
+    """
+
+    to: Annotated[int, Field(ge=1, le=2**53 - 1)]
+    model: ModelSpec | None = None
+
+    @model_validator(mode="after")
+    def _of_this_model(self) -> "RollbackModel":
+        if self.model is not None and self.model.key != self.subject:
+            raise ValueError(f"model is {self.model.key}, and the request is about {self.subject}")
+        return self
+
+
+class FreezeModel(_OfModel):
+    """Let nothing of a model be changed until it is unfrozen; the envelope's reason is told to whoever tries."""
+
+
+class UnfreezeModel(_OfModel):
+    """Let a frozen model be changed again."""
 
 
 class SetPolicy(Wire):
@@ -116,7 +149,17 @@ class ResumeServer(_OfServer):
 
 
 RequestKind = (
-    DeployModel | UndeployModel | ScaleModel | SetPolicy | FinalizeUpgrade | CordonServer | DrainServer | ResumeServer
+    DeployModel
+    | UndeployModel
+    | ScaleModel
+    | RollbackModel
+    | FreezeModel
+    | UnfreezeModel
+    | SetPolicy
+    | FinalizeUpgrade
+    | CordonServer
+    | DrainServer
+    | ResumeServer
 )
 
 OF_NO_MODEL = (SetPolicy, FinalizeUpgrade, CordonServer, DrainServer, ResumeServer)

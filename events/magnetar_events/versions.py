@@ -13,6 +13,8 @@ from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.facts import (
     Fact,
     LogRebased,
+    ModelFrozen,
+    ModelUnfrozen,
     ModelWanted,
     PolicySet,
     ServerCordoned,
@@ -20,9 +22,10 @@ from magnetar_events.facts import (
     ServerDraining,
     ServerResumed,
     UpgradeFinalized,
+    VersionKept,
 )
 
-SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "37ad6547d363d6a0"}
+SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "b52c2e32b351b7a3"}
 """Fold version → fingerprint of the released schema that its entries are written with.
 
 ``FOLD_VERSION`` is added when its schema is released; until then it is the current one, and may change.
@@ -35,6 +38,9 @@ SINCE: dict[type[Fact], int] = {
     ServerDraining: 2,
     ServerDrained: 2,
     ServerResumed: 2,
+    ModelFrozen: 2,
+    ModelUnfrozen: 2,
+    VersionKept: 2,
 }
 """Kind of fact → the fold version that introduced it; version 1 had all that are not named."""
 

@@ -23,7 +23,7 @@ from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.facts import LeaderElected
 from magnetar_events.records import Address
 from tests.support.agents import SimulatedAgent
-from tests.support.leading import leading
+from tests.support.leading import eventually, leading
 from tests.support.logs import busy_world, entry, write, write_junk
 
 MANIFEST = """
@@ -169,6 +169,43 @@ def test_servers_are_cordoned_drained_and_resumed_from_the_command_line(
     ]  # fmt: skip
     cli("server", "drain", "nobody", expect=ExitCode.NOT_FOUND)
     other.die()
+
+
+def test_a_version_is_rolled_back_compared_and_frozen(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:
+    """Two versions → diff → rollback to the one long gone → versions → freeze → refused → unfreeze → scale in now."""
+    cli("model", "load", "-f", manifest, "-w", "Available", "-t", 30)
+    manifest.write_text(MANIFEST.replace("models/iris", "models/iris2"))
+    cli("model", "load", "-f", manifest, "--reason", "better", "-w", "Available", "-t", 30)
+    (difference,) = [each for each in cli.json("model", "diff", "iris", 1, 2) if each["field"] != "artifact"]
+    assert difference == {"field": "storageUri", "before": "file:///models/iris", "after": "file:///models/iris2"}
+    cli("model", "diff", "iris", 1, 7, expect=ExitCode.NOT_FOUND)
+    assert "the log has 1, 2" in cli.err
+
+    def only(generation: int) -> bool:
+        (row,) = cli.json("model", "list")
+        return {replica["generation"] for replica in row["replicas"]} == {generation}
+
+    eventually(lambda: only(2))
+    cli("model", "rollback", "iris", "--to", 1, "--reason", "worse", "-w", "Available", "-t", 30)
+    assert "as in version 1 again, as version 3" in cli.err
+    versions = cli.json("model", "history", "iris", "--versions")
+    assert [(each["generation"], each["reason"], each["rollbackOf"], each["outcome"]) for each in versions] == [
+        (1, "", 0, "Served"),
+        (2, "better", 0, "Served"),
+        (3, "worse", 1, "Serving"),
+    ]
+    assert "Serving" in cli("model", "history", "iris", "--versions")
+    assert cli.json("model", "history", "iris")[-1]["kind"] == "rolled back"
+    cli("model", "rollback", "iris", "--to", 9, expect=ExitCode.REJECTED)
+    assert "there was no version 9" in cli.err
+
+    cli("model", "freeze", "iris", "--reason", "audit until Friday")
+    assert "audit until Friday" in cli("model", "status", "iris")
+    cli("model", "scale", "iris", 0, expect=ExitCode.REJECTED)
+    assert "audit until Friday" in cli.err
+    cli("model", "unfreeze", "iris")
+    cli("model", "scale", "iris", 0, "--now")
+    eventually(lambda: cli.json("model", "list")[0]["replicas"] == [])
 
 
 def test_what_is_wanted_already_changes_nothing(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:

@@ -20,11 +20,14 @@ from magnetar_events.requests import (
     CordonServer,
     DeployModel,
     DrainServer,
+    FreezeModel,
     RequestKind,
     ResumeServer,
+    RollbackModel,
     ScaleModel,
     SetPolicy,
     UndeployModel,
+    UnfreezeModel,
 )
 from tests.simulation.bus import SimBus
 from tests.simulation.cluster import Cluster, Service
@@ -51,7 +54,12 @@ POLICY = {
 }
 """The rules in a run: the shipped ones, in a hurry."""
 
-CHOICES: dict[str, tuple[int, ...]] = {"piece": (1, 2, 100), "load_servers": (2, 3), "load_timeout_ms": (5_000, 15_000)}
+CHOICES: dict[str, tuple[int, ...]] = {
+    "piece": (1, 2, 100),
+    "load_servers": (2, 3),
+    "load_timeout_ms": (5_000, 15_000),
+    "rollout_unavailable": (0, 0, 1),
+}
 """What differs from run to run."""
 
 
@@ -75,6 +83,7 @@ class Adversary:
         self.faults: Counter[str] = Counter()
         self._number = 0
         self._until = 0.0
+        self._frozen: dict[str, None] = {}
 
     def begin(self, *, wishes: int, faults: int, seconds: float) -> None:
         """Spread so many wishes and faults over a time (virtual seconds)."""
@@ -102,15 +111,26 @@ class Adversary:
 
     def _wish(self) -> None:
         pick, name = self.random.random(), f"m{self.random.randrange(MODELS)}"
-        if pick < 0.62:
+        if pick < 0.56:
             wish: RequestKind = DeployModel(model=self._spec(name))
+        elif pick < 0.64:
+            old = self._spec(name) if self.random.random() < 0.5 else None
+            wish = RollbackModel(name=name, to=self.random.choice((1, 1, 2, 2, 3, 4)), model=old)
+        elif pick < 0.68:
+            wish = FreezeModel(name=name)
+            self._frozen[name] = None
+            self.hub.after(self._seconds(1.0, 40.0), self._unfreeze, name)
         elif pick < 0.8:
-            wish = ScaleModel(name=name, replicas=self.random.choice((0, 1, 1, 2, 3)))
+            now = self.random.random() < 0.2
+            wish = ScaleModel(name=name, replicas=self.random.choice((0, 1, 1, 2, 3)), now=now)
         elif pick < 0.97:
             wish = UndeployModel(name=name)
         else:
             wish = SetPolicy(policy=self._policy())
         self.ask(wish, repeat=self.random.random() < 0.15)
+
+    def _unfreeze(self, name: str) -> None:
+        self.ask(UnfreezeModel(name=name), repeat=False)
 
     def _spec(self, name: str) -> ModelSpec:
         version = self.random.choice("aaabbc")
@@ -151,6 +171,8 @@ class Adversary:
             server.busy, server.trouble, server.slowness = False, 0.0, 1.0
             if not server.up:
                 server.boot()
+        for name in self._frozen:
+            self._unfreeze(name)
 
     def _seconds(self, low: float, high: float) -> float:
         """Return a duration that ends with the chaos; short ones are more frequent."""

@@ -27,7 +27,7 @@ from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import UnloadModel
 from magnetar_events.entry import BARRIER, Entry
 from magnetar_events.models import served_name
-from magnetar_events.requests import DeployModel, UndeployModel
+from magnetar_events.requests import DeployModel, RollbackModel, UndeployModel
 from magnetar_projector.projector import Projector
 from magnetar_scheduler.leader import Leader
 from tests.simulation.cluster import Cluster
@@ -37,6 +37,18 @@ from tests.simulation.runtime import Process
 MARGIN_S = 20.0
 """How long after a trouble of its own an agent may still be silent without anybody being wrong (seconds): a send that
 timed out (10), a wait before the next try (4), and reconnecting (6)."""
+
+_CHANGES = (
+    f.ModelWanted,
+    f.ModelScaled,
+    f.ModelUndeployed,
+    f.ModelRemoved,
+    f.TrafficChanged,
+    f.VersionKept,
+    f.VersionRetired,
+    f.ReplicaPlaced,
+)
+"""What nobody decides of a frozen model."""
 
 DELAY_S = 40.0
 """A heartbeat is under way for less than this (seconds), whatever the adversary does."""
@@ -221,6 +233,7 @@ class Checker:
                 "time never goes back", f"{where}: at {entry.at} after {state.at}, {entry.wall} after {state.wall}"
             )
         self._input(entry, where)
+        self._frozen(entry, where)
         for fact in entry.facts:
             check = self._FACTS.get(type(fact))
             if check is not None:
@@ -258,6 +271,13 @@ class Checker:
                         "a drain takes nothing away before it is elsewhere",
                         f"{where}: {fact.model} v{fact.generation} leaves {fact.server}; {serving} of {version.wanted}",
                     )
+
+    def _frozen(self, entry: Entry, where: str) -> None:
+        thawed = {fact.model for fact in entry.facts if isinstance(fact, f.ModelUnfrozen)}
+        for fact in entry.facts:
+            model = self.state.models.get(fact.model) if isinstance(fact, _CHANGES) else None
+            if model is not None and model.frozen and model.key not in thawed:
+                self.fail("a frozen model is left alone", f"{where}: {fact}")
 
     def _touches(self, fact: f.Fact) -> list[str]:
         if isinstance(fact, (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ServerLost)):
@@ -328,14 +348,17 @@ class Checker:
             if self.requests[fact.source, fact.request] > 1:
                 self.fail("each request is handled once", f"{where}: {fact.kind} {fact.request} of {fact.source}")
         if isinstance(fact, f.RequestAccepted):
-            if fact.kind == DeployModel.__name__:
+            if fact.kind in (DeployModel.__name__, RollbackModel.__name__):
                 self.wanted.add(fact.subject)
             elif fact.kind == UndeployModel.__name__:
                 self.wanted.discard(fact.subject)
 
     def _model_wanted(self, fact: f.ModelWanted, where: str) -> None:
-        before = self.state.generations.get(fact.model, 0)
-        if fact.generation <= before:
+        before, model = self.state.generations.get(fact.model, 0), self.state.models.get(fact.model)
+        if fact.again:
+            if model is None or model.deleted or fact.generation not in model.versions:
+                self.fail("what is wanted again is still known", f"{where}: {fact.model} {fact.generation}")
+        elif fact.generation <= before:
             self.fail("generations only grow", f"{where}: {fact.model} {fact.generation} after {before}")
 
     def _life(self, server: str, incarnation: str) -> Process | None:

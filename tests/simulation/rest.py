@@ -31,7 +31,7 @@ def unsettled(checker: Checker) -> str:
         if status.state is not ModelState.AVAILABLE and not (status.code and status.reason):
             return f"{key} is {status.state} without a reason"
         target = model.target
-        waits = target.refused is not None or target.failed is not None
+        waits = target.refused is not None or target.failed is not None or model.frozen
         for replica in model.replicas.values():
             # A new version of which not all replicas fit does not take over from one that serves.
             held_back = replica.state is R.LOADED and waits and replica.generation == model.generation

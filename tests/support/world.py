@@ -18,10 +18,13 @@ from magnetar_events.requests import (
     DeployModel,
     DrainServer,
     FinalizeUpgrade,
+    FreezeModel,
     ResumeServer,
+    RollbackModel,
     ScaleModel,
     SetPolicy,
     UndeployModel,
+    UnfreezeModel,
 )
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.decide import decide
@@ -141,8 +144,17 @@ class World:
     def undeploy(self, name: str = "iris") -> list[f.Fact]:
         return self.request(ModelEvent(event=UndeployModel(name=name)))
 
-    def scale(self, replicas: int, name: str = "iris") -> list[f.Fact]:
-        return self.request(ModelEvent(event=ScaleModel(name=name, replicas=replicas)))
+    def scale(self, replicas: int, name: str = "iris", *, now: bool = False) -> list[f.Fact]:
+        return self.request(ModelEvent(event=ScaleModel(name=name, replicas=replicas, now=now)))
+
+    def rollback(self, to: int, name: str = "iris", *, model: ModelSpec | None = None) -> list[f.Fact]:
+        return self.request(ModelEvent(event=RollbackModel(name=name, to=to, model=model)))
+
+    def freeze(self, name: str = "iris", **envelope: object) -> list[f.Fact]:
+        return self.request(ModelEvent(event=FreezeModel(name=name), **envelope))  # type: ignore[arg-type]
+
+    def unfreeze(self, name: str = "iris") -> list[f.Fact]:
+        return self.request(ModelEvent(event=UnfreezeModel(name=name)))
 
     def set_policy(self, **rules: object) -> list[f.Fact]:
         return self.request(ModelEvent(event=SetPolicy(policy=Policy(**rules))))  # type: ignore[arg-type]

@@ -34,6 +34,9 @@ step = st.one_of(
     st.tuples(st.just("deploy"), st.sampled_from(MODELS), st.integers(0, 8)),
     st.tuples(st.just("scale"), st.sampled_from(MODELS), st.integers(0, 3)),
     st.tuples(st.just("undeploy"), st.sampled_from(MODELS), st.just(0)),
+    st.tuples(st.just("rollback"), st.sampled_from(MODELS), st.integers(1, 4)),
+    st.tuples(st.just("freeze"), st.sampled_from(MODELS), st.integers(0, 2)),
+    st.tuples(st.just("steps"), st.integers(0, 2), st.just(0)),
     st.tuples(st.just("answer"), st.integers(0, 5), st.just(0)),
     st.tuples(st.just("fail"), st.integers(0, 5), st.booleans()),
     st.tuples(st.just("inventory"), st.sampled_from(SERVERS), st.integers(0, 3)),
@@ -68,6 +71,12 @@ def apply(world: World, action: str, one: Any, two: Any) -> None:
             world.scale(two, one)
         case "undeploy":
             world.undeploy(one)
+        case "rollback":
+            world.rollback(two, one, model=spec(one, storage_uri=f"file:///old/{two}") if two % 2 else None)
+        case "freeze":
+            world.unfreeze(one) if two else world.freeze(one)
+        case "steps":
+            world.set_policy(rollout_unavailable=one)
         case "answer" | "fail" if world.state.outstanding:
             keys = sorted(world.state.outstanding)
             chosen = keys[one % len(keys)]

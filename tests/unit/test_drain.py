@@ -490,3 +490,24 @@ def test_a_server_is_named_with_its_cluster_or_without(name: str) -> None:
 def test_what_is_no_servers_name_is_no_request(name: str) -> None:
     with pytest.raises(ValueError, match="server"):
         DrainServer(server=name)
+
+
+def test_a_frozen_model_stays_on_a_draining_server_until_it_is_unfrozen() -> None:
+    """The drain's deadline says who holds it there; once it may change, it leaves like the others."""
+    world = World()
+    world.join("a")
+    world.join("b")
+    world.deploy()
+    world.answer()
+    ((_, home),) = world.states()
+    world.freeze(reason="audit")
+    world.drain(home, deadline_ms=5_000)
+    world.pass_time(10_000)
+    (left,) = stuck_on(world.state, world.state.servers[home])
+    assert left.reason == "FROZEN: by somebody: audit"
+    world.unfreeze()
+    world.answer()
+    world.pass_time(5_000)
+    world.answer()
+    assert phase(world.state.servers[home]) == DRAINED
+    assert list(world.states().values()) == [R.AVAILABLE]

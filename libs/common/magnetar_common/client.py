@@ -22,6 +22,7 @@ from magnetar_common.bus import LATEST, Bus, Producer, connect
 from magnetar_common.errors import BusUnavailable, LogHole, NotAvailable, RequestRefused, Unanswered
 from magnetar_common.log import LogReader, LogRecord, replay, until_position
 from magnetar_common.model_folds import fold_model
+from magnetar_common.past import recall
 from magnetar_common.settings import BusSettings
 from magnetar_common.signing import Signer, SigningSettings, signer_of
 from magnetar_common.state import Model
@@ -41,11 +42,14 @@ from magnetar_events.requests import (
     DeployModel,
     DrainServer,
     FinalizeUpgrade,
+    FreezeModel,
     RequestKind,
     ResumeServer,
+    RollbackModel,
     ScaleModel,
     SetPolicy,
     UndeployModel,
+    UnfreezeModel,
 )
 
 POLL_S = 0.2
@@ -181,12 +185,49 @@ class Magnetar:
         replicas: int,
         *,
         tenant: str = "default",
+        now: bool = False,
         reason: str = "",
         expected_generation: int | None = None,
         id: str = "",  # noqa: A002 - the field's name
     ) -> "Handle":
-        """Want another number of replicas of a model; arguments and errors as for :meth:`deploy`."""
-        return self._ask(ScaleModel(tenant=tenant, name=name, replicas=replicas), reason, expected_generation, id)
+        """Want another number of replicas of a model; arguments and errors as for :meth:`deploy`.
+
+        With ``now``, what is on its way out leaves without the grace; requests that it works on may fail.
+        """
+        wish = ScaleModel(tenant=tenant, name=name, replicas=replicas, now=now)
+        return self._ask(wish, reason, expected_generation, id)
+
+    def rollback(
+        self,
+        name: str,
+        to: int,
+        *,
+        tenant: str = "default",
+        spec: ModelSpec | None = None,
+        reason: str = "",
+        expected_generation: int | None = None,
+        id: str = "",  # noqa: A002 - the field's name
+    ) -> "Handle":
+        """Want an earlier version again, in as many replicas as are wanted now; other arguments and errors as for deploy.
+
+        One that is still there goes on as it is. One of which nothing is left becomes a new version with the same
+        specification and the same artifact: if that is no longer the same, it fails (``ARTIFACT_MISMATCH``). What it was
+        (:func:`magnetar_common.past.recall`) is looked up in the log, which is read, unless ``spec`` says it.
+
+        Raises:
+            LogError: the log cannot be read.
+        """
+        known = spec or recall(self._bus, f"{tenant}/{name}", to)
+        wish = RollbackModel(tenant=tenant, name=name, to=to, model=known)
+        return self._ask(wish, reason, expected_generation, id)
+
+    def freeze(self, name: str, *, tenant: str = "default", reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Let nothing of a model be changed until it is unfrozen; arguments and errors as for :meth:`deploy`."""
+        return self._ask(FreezeModel(tenant=tenant, name=name), reason, None, id)
+
+    def unfreeze(self, name: str, *, tenant: str = "default", reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Let a frozen model be changed again; arguments and errors as for :meth:`deploy`."""
+        return self._ask(UnfreezeModel(tenant=tenant, name=name), reason, None, id)
 
     def set_policy(self, policy: Policy, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
         """Replace the rules in force; arguments and errors as for :meth:`deploy`."""
@@ -441,7 +482,7 @@ class Handle:
 
     def _judge(self, model: Model) -> None:
         ours = self._generation
-        if model.generation > ours:
+        if model.generation not in (0, ours):
             message = f"version {model.generation} is wanted now"
             self.outcome = Outcome(OutcomeState.SUPERSEDED, ours, message=message)
         elif not model.generation and not model.deleted:
@@ -463,4 +504,4 @@ def _answers(fact: f.Fact, name: tuple[str, str]) -> bool:
 def _begins(entry: Entry, answer: f.RequestAccepted) -> bool:
     """Whether all that matters of the model begins with this entry: a version of its own, or the end."""
     beginnings = (fact for fact in entry.facts if isinstance(fact, (f.ModelWanted, f.ModelUndeployed)))
-    return any(fact.model == answer.subject for fact in beginnings)
+    return any(fact.model == answer.subject and not getattr(fact, "again", False) for fact in beginnings)

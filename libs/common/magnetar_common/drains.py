@@ -47,6 +47,8 @@ def _why(state: State, replica: Replica) -> tuple[bool, str]:
     version = model.versions.get(replica.generation)
     if version is None:
         return False, f"on its way out: {replica.state}"
+    if model.frozen:
+        return True, f"FROZEN: by {model.frozen_by or 'somebody'}: {model.frozen_reason or 'no reason given'}"
     if version.failed is not None:
         return True, f"{version.failed.code}: {version.failed.message}"
     if version.refused is not None:

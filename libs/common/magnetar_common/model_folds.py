@@ -21,6 +21,11 @@ def model_wanted(model: Model, fact: f.ModelWanted, position: int, at: int) -> b
     """A version is wanted: the model is there, and that is its target."""
     spec = fact.spec
     model.generation, model.deleted, model.due = fact.generation, False, 0
+    known = model.versions.get(fact.generation) if fact.again else None
+    if known is not None:
+        known.spec, known.wanted, known.position, known.at = spec, spec.replicas, position, at
+        known.refused, known.failed, known.places, known.full = None, None, {}, 0
+        return True
     model.versions[fact.generation] = Version(
         fact.generation, spec, position, at, wanted=spec.replicas, digest=spec.artifact_digest
     )
@@ -32,6 +37,24 @@ def _model_scaled(model: Model, fact: f.ModelScaled, position: int, at: int) -> 
     if version is None:
         return False
     version.wanted, version.refused, model.owner = fact.replicas, None, fact.owner
+    return True
+
+
+def _model_frozen(model: Model, fact: f.ModelFrozen, position: int, at: int) -> bool:
+    model.frozen, model.frozen_by, model.frozen_reason = True, fact.actor, fact.reason
+    return True
+
+
+def _model_unfrozen(model: Model, fact: f.ModelUnfrozen, position: int, at: int) -> bool:
+    model.frozen, model.frozen_by, model.frozen_reason = False, "", ""
+    return True
+
+
+def _version_kept(model: Model, fact: f.VersionKept, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.wanted, version.full, version.refused = fact.replicas, fact.full, None
     return True
 
 
@@ -143,6 +166,9 @@ MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
     f.ModelWanted: model_wanted,
     f.ModelScaled: _model_scaled,
     f.ModelUndeployed: _model_undeployed,
+    f.ModelFrozen: _model_frozen,
+    f.ModelUnfrozen: _model_unfrozen,
+    f.VersionKept: _version_kept,
     f.ArtifactPinned: _artifact_pinned,
     f.VersionFailed: _version_failed,
     f.VersionRevived: _version_revived,

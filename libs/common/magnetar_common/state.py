@@ -110,6 +110,7 @@ class Version:
         failed: why it cannot be had; None while it can.
         failed_at: position of the entry that said so.
         places: server → why its load failed there.
+        full: replicas of it before a rollout made room at its expense; 0 = that is ``wanted``.
     """
 
     generation: int
@@ -122,6 +123,7 @@ class Version:
     failed: VersionFailed | None = None
     failed_at: int = 0
     places: dict[str, str] = field(default_factory=dict[str, str])
+    full: int = field(default=0, metadata={Later: True})
 
 
 @dataclass(slots=True)
@@ -138,6 +140,9 @@ class Model:
         deleted: undeployed, and not all gone yet.
         due: log time (ms) at which a deleted model is forgotten whatever its servers say.
         held: server → digest of the artifact that it held last, of the servers that let go of a replica.
+        frozen: nothing of it is changed until it is unfrozen.
+        frozen_by: who froze it.
+        frozen_reason: why.
     """
 
     key: str
@@ -149,6 +154,9 @@ class Model:
     deleted: bool = False
     due: int = 0
     held: dict[str, str] = field(default_factory=dict[str, str], metadata={Later: True})
+    frozen: bool = field(default=False, metadata={Later: True})
+    frozen_by: str = field(default="", metadata={Later: True})
+    frozen_reason: str = field(default="", metadata={Later: True})
 
     @property
     def target(self) -> Version:
@@ -198,6 +206,8 @@ class Model:
         Unsettled: something is to be done for it without any further input: place, or let go of what is lost, or
         call off what is on its way to a server that drains.
         """
+        if self.frozen:
+            return False, False, False
         if self.deleted:
             return any(r.state is R.LOST for r in self.replicas.values()), False, False
         unsettled = waits = False

@@ -43,6 +43,7 @@ class ModelStatus:
         reason: for people.
         retriable: whether it may still come right by itself.
         replicas: every one, in order of version and server.
+        frozen: by whom and why nothing of it is changed; empty = it is not frozen.
     """
 
     model: str
@@ -55,6 +56,7 @@ class ModelStatus:
     reason: str
     retriable: bool
     replicas: tuple[Replica, ...]
+    frozen: str = ""
 
 
 def model_status(model: Model) -> ModelStatus:
@@ -64,8 +66,26 @@ def model_status(model: Model) -> ModelStatus:
     active = tuple(Active(t.generation, t.weight, _available(model, t.generation)) for t in model.traffic)
     state, code, reason, retriable = _judge(model, available)
     return ModelStatus(
-        model.key, state, model.generation, model.wanted, available, active, code, reason, retriable, replicas
+        model.key,
+        state,
+        model.generation,
+        model.wanted,
+        available,
+        active,
+        code,
+        reason,
+        retriable,
+        replicas,
+        frozen_because(model),
     )
+
+
+def frozen_because(model: Model) -> str:
+    """Return by whom and why a model is frozen, for people; empty if it is not."""
+    if not model.frozen:
+        return ""
+    who = f" by {model.frozen_by}" if model.frozen_by else ""
+    return f"frozen{who}: {model.frozen_reason or 'no reason was given'}"
 
 
 def _available(model: Model, generation: int) -> int:
@@ -80,6 +100,9 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
     if available >= model.wanted and in_traffic:
         waiting = model.target.refused  # what is to replace those on a draining server
         return ModelState.AVAILABLE, "NO_ROOM" if waiting else "", waiting.message if waiting else "", True
+    if model.frozen:
+        serves = any(replica.state is R.AVAILABLE for replica in model.replicas.values())
+        return ModelState.DEGRADED if serves else ModelState.FAILED, "FROZEN", frozen_because(model), True
     if failed is not None:
         told = any(failed.message in place for place in failed.places)
         reason = "; ".join(failed.places if told else (failed.message, *failed.places))

@@ -52,6 +52,11 @@ def _server(state: State, server: Server) -> Json:
     }
 
 
+def _because(row: Json) -> str:
+    reason = f"{row['code']}: {row['reason']}".removeprefix(": ")
+    return reason if row["code"] == "FROZEN" else "; ".join(filter(None, (row["frozen"], reason)))
+
+
 MODELS: Columns = {
     "model": lambda row: row["model"],
     "state": lambda row: row["state"],
@@ -59,7 +64,7 @@ MODELS: Columns = {
     "available": lambda row: f"{row['available']}/{row['wanted']}",
     "traffic": lambda row: ", ".join(f"v{each['generation']} {each['weight']} %" for each in row["active"]) or "-",
     "servers": lambda row: ", ".join(r["server"] for r in row["replicas"] if r["state"] == "Available") or "-",
-    "reason": lambda row: f"{row['code']}: {row['reason']}".removeprefix(": "),
+    "reason": _because,
 }
 
 REPLICAS: Columns = {

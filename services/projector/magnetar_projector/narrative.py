@@ -122,11 +122,26 @@ def _report_ignored(fact: f.ReportIgnored) -> str:
 
 
 def _model_wanted(fact: f.ModelWanted) -> str:
-    return f"{_of(fact)} is wanted, {_replicas(fact.spec.replicas)} of {fact.spec.storage_uri}"
+    again = " again" if fact.again else f", as v{fact.rollback_of} was" if fact.rollback_of else ""
+    return f"{_of(fact)} is wanted{again}, {_replicas(fact.spec.replicas)} of {fact.spec.storage_uri}"
 
 
 def _model_scaled(fact: f.ModelScaled) -> str:
     return f"{fact.model} is to have {_replicas(fact.replicas)} (set by {fact.owner})"
+
+
+def _model_frozen(fact: f.ModelFrozen) -> str:
+    who = f" by {fact.actor}" if fact.actor else ""
+    return f"{fact.model} is frozen{who}, nothing of it is changed until it is unfrozen{_because(fact.reason)}"
+
+
+def _model_unfrozen(fact: f.ModelUnfrozen) -> str:
+    return f"{fact.model} is no longer frozen"
+
+
+def _version_kept(fact: f.VersionKept) -> str:
+    full = f" of {fact.full}" if fact.full else ""
+    return f"{_of(fact)} is kept at {fact.replicas}{full} replicas{_because(fact.reason)}"
 
 
 def _model_undeployed(fact: f.ModelUndeployed) -> str:
@@ -282,6 +297,9 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.ModelWanted: _model_wanted,
     f.ModelScaled: _model_scaled,
     f.ModelUndeployed: _model_undeployed,
+    f.ModelFrozen: _model_frozen,
+    f.ModelUnfrozen: _model_unfrozen,
+    f.VersionKept: _version_kept,
     f.ModelRemoved: _model_removed,
     f.ArtifactPinned: _artifact_pinned,
     f.VersionFailed: _version_failed,

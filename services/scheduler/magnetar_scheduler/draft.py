@@ -5,7 +5,8 @@ that ``evolve`` uses, and keeps count of what it has reserved on servers meanwhi
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
 from typing import TypeVar
@@ -155,6 +156,15 @@ class Draft:
         begun = (after in ARRIVING) - (before in ARRIVING)
         if begun:
             self.loading[fact.server] += begun
+
+    @contextmanager
+    def without(self, replica: Replica) -> Generator[None]:
+        """Within it, things stand as if a replica were gone and its memory free."""
+        self._reserve(replica.server, replica.bookings, -1)
+        try:
+            yield
+        finally:
+            self._reserve(replica.server, replica.bookings, +1)
 
     def _reserve(self, key: str, bookings: tuple[f.Booking, ...], sign: int) -> None:
         server = self.state.servers[key]

@@ -6,7 +6,8 @@ from magnetar_events import facts as f
 from magnetar_events.models import index_digest, served_name
 from magnetar_events.reports import InventoryModel, InventoryReported, ResyncRequested
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.reconcile import let_go, reconcile
+from magnetar_scheduler.leaving import let_go
+from magnetar_scheduler.reconcile import reconcile
 
 MAX_CHANGES = 1_000
 """Replicas settled in one entry; with more, the inventory is asked for again. Keeps an entry far below 1 MiB."""
@@ -78,12 +79,12 @@ def _settle(draft: Draft, replica: Replica, item: InventoryModel | None) -> bool
             return False
         draft.change(copy, R.LOADED, reason="found loaded")
     elif state is R.LOST:
-        if busy:
-            draft.change(copy, R.LOAD_REQUESTED, reason="found loading", attempt=1, due=due)
-        elif there:
-            draft.change(copy, R.LOADED, reason="found loaded")
+        stays = version is not None and model is not None and model.frozen and not copy.draining
+        if busy or (stays and not there):
+            reason = "found loading" if busy else "frozen: loaded again where it was"
+            draft.change(copy, R.LOAD_REQUESTED, reason=reason, attempt=1, due=due)
         else:
-            draft.change(copy, R.UNLOADED, reason="found gone")
+            draft.change(copy, R.LOADED if there else R.UNLOADED, reason="found loaded" if there else "found gone")
     elif state is R.UNROUTE_REQUESTED:
         if item is not None:
             return False

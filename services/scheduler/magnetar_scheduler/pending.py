@@ -8,7 +8,8 @@ from magnetar_events.models import ModelSpec
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.drains import say_what_is_left
 from magnetar_scheduler.inputs import Continue, TimerDue
-from magnetar_scheduler.reconcile import let_go, reconcile
+from magnetar_scheduler.leaving import let_go
+from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
 from magnetar_scheduler.servers import INVENTORY_LEASES
 

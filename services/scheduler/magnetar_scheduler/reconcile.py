@@ -1,20 +1,19 @@
 """Bring one model towards what is wanted of it. Everything that happens to a model ends here.
 
-Order, always: load, verify, route; and backwards: unroute, grace, unload. The new version's replicas are in the route
-table before the old version's leave it.
+Order, always: load, verify, route; and backwards: unroute, grace, unload. How a new version takes the place of an old one
+is in :mod:`magnetar_scheduler.rollout`.
 """
 
-from magnetar_common.state import Model, Replica, Version
+from magnetar_common.state import Model, Version
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.leaving import let_go, order_of_leaving
 from magnetar_scheduler.placement import Placed, Refused, place
+from magnetar_scheduler.rollout import hand_over, restore, step, waits_because
 
 PLACES = 20
 """Places at which a version failed that are told, at most: each with what its agent said."""
-
-_VICTIMS = {R.LOAD_FAILED: 0, R.LOAD_REQUESTED: 1, R.LOADING: 2, R.LOADED: 3, R.AVAILABLE: 4}
-"""Whom to let go of first when there are too many: what is least far along."""
 
 
 def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False) -> None:
@@ -32,25 +31,20 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False) 
     if model.deleted:
         _wind_down(draft, model)
         return
+    if model.frozen:
+        _restore_places(draft, model)
+        return
     for replica in [each for each in model.replicas.values() if model.misplaced(each)]:
         let_go(draft, replica, "its server is draining")
+    restore(draft, model)
     for generation in model.kept():
         _fill(draft, model, model.versions[generation], reason or "wanted", retry=retry)
         _trim(draft, model, generation)
-    _hand_over(draft, model)
+    hand_over(draft, model)
+    step(draft, model)
     for generation in model.kept():
         _relieve(draft, model, generation)
     _retire(draft, model)
-
-
-def let_go(draft: Draft, replica: Replica, reason: str) -> None:
-    """Start to take a replica away, from whatever state it is in."""
-    if replica.state is R.AVAILABLE:
-        draft.change(replica, R.UNROUTE_REQUESTED, reason=reason, due=draft.at + draft.policy.unload_grace_ms + 1)
-    elif replica.state in (R.LOAD_REQUESTED, R.LOADING, R.LOAD_FAILED, R.LOADED):
-        draft.change(replica, R.UNLOAD_REQUESTED, reason=reason, due=draft.at + draft.policy.unload_timeout_ms)
-    elif replica.state is R.LOST:
-        draft.change(replica, R.UNLOADED, reason=reason)
 
 
 def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: bool) -> None:
@@ -80,9 +74,8 @@ def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Re
     before = version.refused
     rules = {count.rule for count in answer.refusals}
     if before is None or before.missing != left or {count.rule for count in before.refusals} != rules:
-        draft.emit(
-            f.PlacementRefused(model.key, version.generation, left, answer.message, answer.refusals, answer.examples)
-        )
+        message = answer.message + waits_because(draft, model, version)
+        draft.emit(f.PlacementRefused(model.key, version.generation, left, message, answer.refusals, answer.examples))
 
 
 def fail(draft: Draft, model: Model, version: Version, code: str, message: str, *, retriable: bool) -> None:
@@ -96,7 +89,7 @@ def fail(draft: Draft, model: Model, version: Version, code: str, message: str, 
 def _trim(draft: Draft, model: Model, generation: int) -> None:
     """Let go of what is more than wanted."""
     live = [replica for replica in model.of(generation) if replica.live]
-    live.sort(key=lambda replica: (_VICTIMS[replica.state], replica.server))
+    live.sort(key=order_of_leaving)
     for replica in live[: max(0, len(live) - model.versions[generation].wanted)]:
         let_go(draft, replica, "more than wanted")
 
@@ -114,20 +107,14 @@ def _relieve(draft: Draft, model: Model, generation: int) -> None:
         let_go(draft, replica, "its server is draining")
 
 
-def _hand_over(draft: Draft, model: Model) -> None:
-    """Put what is loaded into the route table, and hand the traffic over once the wanted version can take it."""
-    routed = model.routed()
-    ready = [replica for replica in model.of(model.generation) if replica.state in (R.LOADED, R.AVAILABLE)]
-    if model.generation not in routed:
-        serving = any(r.state is R.AVAILABLE for r in model.replicas.values() if r.generation in routed)
-        if len(ready) >= model.wanted or (ready and not serving):
-            draft.emit(
-                f.TrafficChanged(model.key, (f.TrafficTarget(model.generation, 100),), "the wanted version is ready")
-            )
-    routed = model.routed()
-    for replica in list(model.replicas.values()):
-        if replica.state is R.LOADED and replica.generation in routed:
-            draft.change(replica, R.AVAILABLE)
+def _restore_places(draft: Draft, model: Model) -> None:
+    """Route what came back where it was: of a frozen model nothing else is done."""
+    for generation in model.routed() & model.versions.keys():
+        available = sum(replica.state is R.AVAILABLE for replica in model.of(generation))
+        for replica in list(model.of(generation)):
+            if replica.state is R.LOADED and available < model.versions[generation].wanted:
+                draft.change(replica, R.AVAILABLE)
+                available += 1
 
 
 def _retire(draft: Draft, model: Model) -> None:

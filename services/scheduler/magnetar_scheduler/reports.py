@@ -10,7 +10,8 @@ from magnetar_events import reports as r
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.inputs import Report
 from magnetar_scheduler.inventory import on_inventory, on_resync
-from magnetar_scheduler.reconcile import fail, let_go, reconcile
+from magnetar_scheduler.leaving import let_go
+from magnetar_scheduler.reconcile import fail, reconcile
 
 ARTIFACT_MISMATCH = "ARTIFACT_MISMATCH"
 """The artifact is not the one that was pinned to this version. Final."""

@@ -141,7 +141,8 @@ class PulsarBus:
         self, topic: str, after: MessageId = EARLIEST, *, compacted: bool = False, name: str = ""
     ) -> "PulsarReader":
         """Open a reader; see :class:`magnetar_common.bus.base.Bus`."""
-        if not self.fences and after.entry < 0:  # it has one ledger, and never answers to a place before its first
+        # The embedded broker has one ledger, and never answers to a place before its first entry.
+        if not self.fences and after.entry < 0:
             after = EARLIEST
         native = self._open(
             topic,

@@ -6,6 +6,6 @@ name breaks ties, so that the same state always gives the same answer.
 """
 
 from magnetar_scheduler.placement.filters import RULES
-from magnetar_scheduler.placement.search import Placed, Refused, place
+from magnetar_scheduler.placement.search import Placed, Refused, place, rule_against
 
-__all__ = ["RULES", "Placed", "Refused", "place"]
+__all__ = ["RULES", "Placed", "Refused", "place", "rule_against"]

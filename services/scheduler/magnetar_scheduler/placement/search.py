@@ -6,7 +6,7 @@ from math import inf
 from typing import NamedTuple
 
 from magnetar_common.fleet import Rank
-from magnetar_common.state import Model, Version
+from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count
 from magnetar_events.models import ModelSpec
 from magnetar_scheduler.draft import Draft
@@ -66,6 +66,13 @@ def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
         return _refuse(ask, search.sieve)
     _, server, site = found[0]
     return Placed(server, site.bookings(), tuple(Candidate(key, score, "") for score, key, _ in found[:BEST]))
+
+
+def rule_against(draft: Draft, model: Model, version: Version, server: Server) -> str:
+    """Return the rule by which one server is turned down for one more replica of a version, or an empty string."""
+    ask = Ask(draft, model, version)
+    ask.apart = ask.apart and ask.policy.anti_affinity != "soft"
+    return Sieve(ask).against(Site(ask, server))
 
 
 class Search:
