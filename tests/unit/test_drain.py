@@ -501,7 +501,7 @@ def test_a_frozen_model_stays_on_a_draining_server_until_it_is_unfrozen() -> Non
     world.answer()
     ((_, home),) = world.states()
     world.freeze(reason="audit")
-    world.drain(home, deadline_ms=5_000)
+    world.drain(home.split("/")[1], deadline_ms=5_000)
     world.pass_time(10_000)
     (left,) = stuck_on(world.state, world.state.servers[home])
     assert left.reason == "FROZEN: by somebody: audit"
