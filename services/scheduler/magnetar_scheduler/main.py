@@ -1,5 +1,6 @@
 """The scheduler's composition root: stand by, lead, and exit when the leadership is over."""
 
+import gc
 import os
 import socket
 import threading
@@ -88,6 +89,7 @@ def run(
     snapshot_settings: SnapshotSettings | None = None,
 ) -> int:
     """Run until told to stop or deposed; return the process's exit code."""
+    gc.set_threshold(50_000, 20, 100)  # nearly all that a leader makes lives on: to look for cycles so often is a tenth
     settings = settings or SchedulerSettings()
     configure_logging(SERVICE_NAME, json=settings.log_json, level=settings.log_level)
     with Lifecycle() as life:
