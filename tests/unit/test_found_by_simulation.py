@@ -99,7 +99,6 @@ def test_the_route_that_an_earlier_leader_left_is_taken_away() -> None:
 def test_nothing_is_unloaded_while_its_route_is_on_the_topic() -> None:
     """A decided route is not a stored one: the unload waits until the topic, read back, sends nobody there."""
     world, broker = World(), MemoryBroker()
-    world.set_policy(unload_grace_ms=0)
     world.join("a")
     world.deploy()
     world.answer()

@@ -1,9 +1,7 @@
 """The routes topic, kept as the state says: what changed is published, and once a minute all of it is compared."""
 
 import threading
-import time
 from collections.abc import Container
-from typing import NamedTuple
 
 from magnetar_common.bus import Bus, Message
 from magnetar_common.routing import content, route_of
@@ -25,13 +23,6 @@ PIECE = 100
 """Models compared at a time, so that inputs are not kept waiting."""
 
 
-class _Found(NamedTuple):
-    """A route on the topic, and when it came to us (monotonic seconds)."""
-
-    message: Message
-    at: float
-
-
 class Routes:
     """Publishes routes, each when it is another one than what was published last. For the leader's thread.
 
@@ -48,11 +39,11 @@ class Routes:
         self._known: dict[str, bytes] = {}
         self._to_compare: list[str] = []
         self._next = 0.0
-        self._view: TableView[_Found] | None = None
+        self._view: TableView[Message] | None = None
 
     def start(self, bus: Bus) -> None:
         """Follow what is on the topic. It is decoded when it is compared: most of it is our own, and soon replaced."""
-        self._view = TableView(bus, ROUTES.name, lambda message: _Found(message, time.monotonic()))
+        self._view = TableView(bus, ROUTES.name, lambda message: message)
 
     def publish(self, key: str) -> None:
         """Publish a model's route, or that it has none any more, if that is news."""
@@ -74,7 +65,7 @@ class Routes:
         return self._view is None or not self._view.passes or key in self._view
 
     def left(self, replica: Replica) -> bool:
-        """Whether the topic has sent nobody to a replica for the grace of an unload, as far as it has been read back.
+        """Whether the topic, as far as it has been read back, sends nobody to a replica any more.
 
         A route that is decided is not one that is stored: the broker may be slow, or not take it at all.
         """
@@ -83,10 +74,8 @@ class Routes:
         found = self._view.get(replica.model)
         if found is None:
             return True
-        if time.monotonic() - found.at < self._state.policy.unload_grace_ms / 1000:
-            return False
         try:
-            route = ROUTE.decode(found.message.payload, found.message.properties.get(FINGERPRINT, ""))
+            route = ROUTE.decode(found.payload, found.properties.get(FINGERPRINT, ""))
         except Undecodable:
             return True  # nobody follows it
         place = (replica.server, served_name(replica.model, replica.generation))
@@ -120,7 +109,7 @@ class Routes:
             if key not in changing:
                 self._known.pop(key, None)
                 if (found := view.get(key)) is not None:
-                    self._known[key] = _said(found.message)
+                    self._known[key] = _said(found)
                 self.publish(key)
 
     def close(self) -> None:
