@@ -74,6 +74,7 @@ class Policy(Wire):
         max_models: more models than this are refused.
         max_servers: more servers than this are not taken in; lost ones are forgotten first.
         max_requests: requests remembered; with more, the oldest are forgotten before their time.
+        memory_return_ms: an unloaded replica whose accelerators do not show its memory after this long has leaked it.
         publishers: who signs requests, by name.
         require_signature: requests that are not signed by one of these are refused.
     """
@@ -100,6 +101,7 @@ class Policy(Wire):
     max_models: Annotated[int, Field(ge=1, le=1_000_000), Later] = 100_000
     max_servers: Annotated[int, Field(ge=1, le=100_000), Later] = 10_000
     max_requests: Annotated[int, Field(ge=1_000, le=10_000_000), Later] = 200_000
+    memory_return_ms: Annotated[_Interval, Later] = 30_000
     publishers: Annotated[dict[Name, Publisher], Field(max_length=256), Later] = Field(
         default_factory=dict[str, Publisher]
     )

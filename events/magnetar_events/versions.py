@@ -10,15 +10,34 @@ from collections.abc import Iterable
 from magnetar_events import schemas
 from magnetar_events.codec import Codec
 from magnetar_events.entry import FOLD_VERSION, Entry, Input
-from magnetar_events.facts import Fact, LogRebased, ModelWanted, PolicySet, UpgradeFinalized
+from magnetar_events.facts import (
+    Fact,
+    LogRebased,
+    MemoryAwaited,
+    MemoryLeaked,
+    MemoryReturned,
+    ModelWanted,
+    PolicySet,
+    ReplicaBooked,
+    SizeLearnt,
+    UpgradeFinalized,
+)
 
-SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "0a3da06c7a12ce0b"}
+SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "1aca1e2d9fac23e9"}
 """Fold version → fingerprint of the released schema that its entries are written with.
 
 ``FOLD_VERSION`` is added when its schema is released; until then it is the current one, and may change.
 """
 
-SINCE: dict[type[Fact], int] = {UpgradeFinalized: 2, LogRebased: 2}
+SINCE: dict[type[Fact], int] = {
+    UpgradeFinalized: 2,
+    LogRebased: 2,
+    SizeLearnt: 2,
+    ReplicaBooked: 2,
+    MemoryAwaited: 2,
+    MemoryReturned: 2,
+    MemoryLeaked: 2,
+}
 """Kind of fact → the fold version that introduced it; version 1 had all that are not named."""
 
 _WISHES = (PolicySet, ModelWanted)

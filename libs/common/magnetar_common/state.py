@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from magnetar_common.fleet import Fleet
+from magnetar_common.memory import Awaited, AwaitedKey, Level
 from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
 from magnetar_events.base import Later
 from magnetar_events.entry import FOLD_VERSION
@@ -52,7 +53,7 @@ class Replica:
         reason: for people.
         retriable: for a failure.
         digest: of the artifact, as reported.
-        measured: bytes per device that the load was seen to take.
+        measured: bytes per device that the load was seen to take; 0 = unknown.
         parallel: workers or instances.
         http_port: its own port; 0 = its server's.
         draining: its server is: it serves until enough others do, and counts for nothing.
@@ -102,6 +103,7 @@ class Version:
         failed: why it cannot be had; None while it can.
         failed_at: position of the entry that said so.
         places: server → why its load failed there.
+        learnt: bytes per device that it was found to need, where that is more than the specification says; 0 = not so.
     """
 
     generation: int
@@ -114,6 +116,12 @@ class Version:
     failed: VersionFailed | None = None
     failed_at: int = 0
     places: dict[str, str] = field(default_factory=dict[str, str])
+    learnt: int = field(default=0, metadata={Later: True})
+
+    @property
+    def size(self) -> int:
+        """The bytes per device that a replica of it is known to need: the largest of declared, measured and observed."""
+        return max(self.spec.memory, self.learnt)
 
 
 @dataclass(slots=True)
@@ -223,6 +231,8 @@ class Server:
         superseded: lives that never return.
         replicas: what is placed here, by (model, generation).
         booked: bytes reserved here, over all devices.
+        awaited: what unloaded replicas are to give back, longest first.
+        leaked: what they did not give back in time.
     """
 
     key: str
@@ -242,6 +252,13 @@ class Server:
     superseded: frozenset[str] = frozenset()
     replicas: dict[tuple[str, int], Replica] = field(default_factory=dict[tuple[str, int], Replica])
     booked: int = 0
+    awaited: dict[AwaitedKey, Awaited] = field(default_factory=dict[AwaitedKey, Awaited], metadata={Later: True})
+    leaked: dict[AwaitedKey, Awaited] = field(default_factory=dict[AwaitedKey, Awaited], metadata={Later: True})
+
+    @property
+    def return_due(self) -> int:
+        """Log time (ms) at which what is awaited longest has leaked; 0 = never: nothing is, or nobody could say."""
+        return 0 if self.lost else next((each.due for each in self.awaited.values()), 0)
 
     @property
     def incarnation(self) -> str:
@@ -274,6 +291,7 @@ class State:
         servers: by key.
         booked: (host, device uuid) → bytes reserved by all servers on that host.
         arriving: the part of ``booked`` whose loads are not finished: no reading shows it yet.
+        levels: (host, device uuid) → what is free there without what is awaited; only where something is.
         generations: last generation of every model that ever was, but for the oldest of very many that are gone.
         floor: the highest generation among those: a model that comes back begins above it.
         requests: :func:`request_name` → (position, log time) of the requests of the last day.
@@ -305,6 +323,7 @@ class State:
     servers: dict[str, Server] = field(default_factory=dict[str, Server])
     booked: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     arriving: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    levels: dict[tuple[str, str], Level] = field(default_factory=dict[tuple[str, str], Level], metadata={Later: True})
     generations: dict[str, int] = field(default_factory=dict[str, int])
     requests: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[tuple[str, str], tuple[int, int]])
     floor: int = field(default=0, metadata={Later: True})
@@ -359,7 +378,10 @@ class State:
         return 0
 
     def due_by(self, at: int, limit: int) -> list[tuple[str, int, str]]:
-        """Return up to ``limit`` (model, generation, server) that are due; generation 0 = the model or server itself."""
+        """Return up to ``limit`` (model, generation, server) that are due.
+
+        Generation 0 = the model or server itself; below 0 = what a server is to give back.
+        """
         found: list[tuple[int, str, int, str]] = []
         while self._timers and self._timers[0][0] <= at and len(found) < limit:
             timer = heappop(self._timers)
@@ -375,7 +397,9 @@ class State:
             return replica.due if replica else 0
         if model:
             return self.models[model].due if model in self.models else 0
-        return self.servers[server].due if server in self.servers else 0
+        if server not in self.servers:
+            return 0
+        return self.servers[server].due if generation == 0 else self.servers[server].return_due
 
     def command_of(self, replica: Replica) -> str:
         """Return the kind of command outstanding for a replica, or an empty string."""

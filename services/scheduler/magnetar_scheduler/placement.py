@@ -61,7 +61,7 @@ class Refused(NamedTuple):
 
 def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
     """Find a server for one more replica of a version, as things stand after the draft's facts."""
-    if version.refused is not None and _outgrown(draft, version.spec):
+    if version.refused is not None and _outgrown(draft, version):
         return Refused(version.refused.refusals, version.refused.examples, version.refused.message)
     spec = version.spec
     found: list[tuple[int, float, str, tuple[Booking, ...]]] = []
@@ -69,7 +69,7 @@ def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
         _try(draft, model, version, key, found, check_class=True)
     rooms, accelerated = draft.state.fleet.rooms(draft.state), spec.devices > 0
     # What a draft takes away may make room on any server of that host, of which the fleet does not know.
-    least = -inf if any(taken < 0 for taken in draft.reserved.values()) else spec.memory
+    least = -inf if any(taken < 0 for taken in draft.reserved.values()) else version.size
     level = -1
     for load, key in _by_load(draft, spec):
         if level >= 0 and (load > level or len(found) >= BEST):
@@ -86,9 +86,9 @@ def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
     return Placed(server, bookings, best)
 
 
-def _outgrown(draft: Draft, spec: ModelSpec) -> bool:
+def _outgrown(draft: Draft, version: Version) -> bool:
     """Whether what waited needs more than any server has left: one look at the fleet serves a whole piece of them."""
-    accelerated = spec.devices > 0
+    accelerated = version.spec.devices > 0
     if accelerated not in draft.largest_room:
         draft.largest_room[accelerated] = max(
             (
@@ -100,7 +100,7 @@ def _outgrown(draft: Draft, spec: ModelSpec) -> bool:
             ),
             default=-1,
         )
-    return spec.memory > draft.largest_room[accelerated] and not any(n < 0 for n in draft.reserved.values())
+    return version.size > draft.largest_room[accelerated] and not any(n < 0 for n in draft.reserved.values())
 
 
 def _by_load(draft: Draft, spec: ModelSpec) -> Iterable[Rank]:
@@ -148,7 +148,7 @@ def _server_rule(
     draft: Draft, model: Model, version: Version, server: Server
 ) -> str | tuple[float, tuple[Booking, ...]]:
     """Return the rule by which a schedulable server is turned down, or (slack from 0 to 1, what to reserve)."""
-    spec, info = version.spec, server.info
+    spec, size, info = version.spec, version.size, server.info
     if spec.server and info.server != spec.server:
         return "server"
     if (version.generation, server.key) in model.replicas:
@@ -159,20 +159,20 @@ def _server_rule(
         return "max-models"
     if info.memory_bytes:
         promised = info.memory_bytes * (100 + info.over_commit_percent) // 100
-        if server.booked + draft.bytes.get(server.key, 0) + max(1, spec.devices) * spec.memory > promised:
+        if server.booked + draft.bytes.get(server.key, 0) + max(1, spec.devices) * size > promised:
             return "memory-limit"
     if spec.devices:
-        return _accelerators(draft, server, spec)
+        return _accelerators(draft, server, spec, size)
     host = server.devices.get(HOST_MEMORY)
     if host is None or host.error:
         return "devices"
     room = room_after(draft, server, host)
-    if room < spec.memory:
+    if room < size:
         return "memory"
-    return (room - spec.memory) / (host.total or 1), (Booking(HOST_MEMORY, spec.memory),)
+    return (room - size) / (host.total or 1), (Booking(HOST_MEMORY, size),)
 
 
-def _accelerators(draft: Draft, server: Server, spec: ModelSpec) -> str | tuple[float, tuple[Booking, ...]]:
+def _accelerators(draft: Draft, server: Server, spec: ModelSpec, size: int) -> str | tuple[float, tuple[Booking, ...]]:
     """Choose the devices on which a replica fits most tightly: all that it spans, or none."""
     devices = _devices(server, spec)
     if len(devices) < spec.devices:
@@ -180,12 +180,12 @@ def _accelerators(draft: Draft, server: Server, spec: ModelSpec) -> str | tuple[
     idle = [device for device in devices if device.utilisation < draft.policy.utilisation_limit]
     if len(idle) < spec.devices:
         return "busy"
-    rooms = sorted((room, d.uuid, d.total) for d in idle if (room := room_after(draft, server, d)) >= spec.memory)
+    rooms = sorted((room, d.uuid, d.total) for d in idle if (room := room_after(draft, server, d)) >= size)
     if len(rooms) < spec.devices:
         return "memory"
     chosen = rooms[: spec.devices]
-    slack = max((room - spec.memory) / (total or 1) for room, _, total in chosen)
-    return slack, tuple(Booking(uuid, spec.memory) for _, uuid, _ in chosen)
+    slack = max((room - size) / (total or 1) for room, _, total in chosen)
+    return slack, tuple(Booking(uuid, size) for _, uuid, _ in chosen)
 
 
 def _devices(server: Server, spec: ModelSpec) -> list[Device]:
@@ -227,7 +227,7 @@ def _refuse(draft: Draft, model: Model, version: Version) -> Refused:
     """Say why no server takes it. The answer to one is the answer to all that ask for the same of the same fleet."""
     spec, nothing_of_its_own = version.spec, not (draft.placed or version.places or any(model.of(version.generation)))
     known = draft.state.fleet.refusals(draft.state)
-    asked = (spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, spec.memory)
+    asked = (spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, version.size)
     asked = (*asked, draft.policy.utilisation_limit)
     if nothing_of_its_own and asked in known:
         return known[asked]
