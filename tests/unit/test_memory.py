@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from magnetar_cli import shown
 from magnetar_common.evolve import fold
 from magnetar_common.render import state_digest
 from magnetar_common.state import ReplicaKey, State
@@ -14,8 +15,11 @@ from magnetar_events import ENTRY
 from magnetar_events import facts as f
 from magnetar_events import reports as r
 from magnetar_events.records import Device
+from magnetar_projector.narrative import narrate
 from magnetar_scheduler import inputs as i
+from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.journal import from_record
+from magnetar_scheduler.returns import await_return, on_devices
 from magnetar_scheduler.servers import news
 from tests.support.world import MIB, World, record, spec
 
@@ -531,3 +535,49 @@ def test_a_log_of_version_1_goes_on_without() -> None:
     for payload, schema in zip(world.payloads, world.schemas, strict=True):
         fold(state, ENTRY.decode_trusted(payload, schema))
     assert "levels" not in image_of(state).decode() or state.levels == {}
+
+
+# --- where it is seen -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_given_back_is_shown() -> None:
+    """Of the server in a column, of a model that is still wanted by server; the log says it in words."""
+    world = Stand("a", "b")
+    world.deploy(spec(devices=1, memory=4 * GIB, replicas=2))
+    for key in list(world.state.outstanding):
+        world.load(key, 5 * GIB)
+    world.scale(1)
+    world.pass_time(1_100)
+    (key,) = world.state.outstanding
+    world.unload(key, 0)
+    (row,) = shown.unreturned(world.state, IRIS)
+    assert (row["server"], row["leaked"]) == (key.server, False)
+    world.run(60_000)
+    (row,) = shown.unreturned(world.state, IRIS)
+    assert shown.UNRETURNED["memory"](row) == "5 GiB on GPU-1"
+    assert shown.UNRETURNED["state"](row) == "leaked"
+    cells = {row["key"]: shown.SERVERS["unreturned"](row) for row in shown.servers(world.state)}
+    assert cells == {"local/a/0": "-", "local/b/0": "-", key.server: "5 GiB leaked"}
+    assert shown.model_row(world.state.models[IRIS])["size"] == 5 * GIB
+    (leaked,) = world.of_kind(f.MemoryLeaked)
+    assert narrate(leaked).startswith(f"{key.server} is leaky: it did not give back 5 GiB on GPU-1 of default/iris v1")
+
+
+def test_a_decision_that_unloads_counts_what_stays_reserved() -> None:
+    """Whatever else it places finds no room there: unloading and keeping reserved come to nothing, returning to a release."""
+    world = Stand()
+    key = world.loaded("iris", 10 * GIB)
+    world.undeploy()
+    world.pass_time(1_100)
+    draft = Draft(world.state, world.at)
+    model = draft.model(IRIS)
+    assert model is not None
+    replica = model.replicas[1, key.server]
+    draft.change(replica, R.UNLOADED)
+    assert draft.reserved == {GPU: -10 * GIB}
+    await_return(draft, replica, (r.DeviceFree(device="GPU-1", free=6 * GIB),))
+    assert draft.reserved == {GPU: 0}
+    world.unload(key, 0)
+    draft = Draft(world.state, world.at)
+    on_devices(draft, world.state.servers[key.server], [gpu(16 * GIB)])
+    assert draft.reserved == {GPU: -10 * GIB}
