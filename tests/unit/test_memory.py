@@ -579,5 +579,16 @@ def test_a_decision_that_unloads_counts_what_stays_reserved() -> None:
     assert draft.reserved == {GPU: 0}
     world.unload(key, 0)
     draft = Draft(world.state, world.at)
-    on_devices(draft, world.state.servers[key.server], [gpu(16 * GIB)])
+    info = record("a", devices=(gpu(16 * GIB),)).server
+    assert info is not None
+    on_devices(draft, world.state.servers[key.server], info)
     assert draft.reserved == {GPU: -10 * GIB}
+
+
+def test_a_server_that_moves_to_another_machine_owes_nothing() -> None:
+    """What it is to give back was the old machine's; the devices of the new one show as much free as they have."""
+    world = Stand()
+    world.gone(world.loaded("iris", 10 * GIB), 0)
+    world.registry(record("a", devices=(gpu(16 * GIB),), host="another"))
+    assert (world.state.booked, world.state.levels, world.of_kind(f.MemoryReturned)) == ({}, {}, [])
+    world.checked()

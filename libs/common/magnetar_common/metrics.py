@@ -13,7 +13,9 @@ DECIDE_SECONDS = Histogram("magnetar_decide_seconds", "Time of decide for one in
 DECISIONS = Counter("magnetar_decisions_total", "Inputs decided.", ["outcome", "reason"])
 REPLICAS = Gauge("magnetar_replicas", "Replicas by state.", ["state"])
 UNRETURNED = Gauge(
-    "magnetar_unreturned_memory_bytes", "Memory of unloaded replicas that no device shows yet, and is reserved.", ["state"]
+    "magnetar_unreturned_memory_bytes",
+    "Memory of unloaded replicas that no device shows yet, and is reserved.",
+    ["state"],
 )
 ILLEGAL_FACTS = Gauge("magnetar_illegal_facts", "Facts in the log that the transition table forbids.")
 

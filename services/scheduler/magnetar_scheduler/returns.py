@@ -6,7 +6,7 @@ from magnetar_common.memory import shown
 from magnetar_common.state import Replica, Server
 from magnetar_events import facts as f
 from magnetar_events import reports as r
-from magnetar_events.records import Device
+from magnetar_events.records import ServerInfo
 from magnetar_events.versions import SINCE
 from magnetar_scheduler.draft import Draft
 
@@ -37,9 +37,11 @@ def await_return(draft: Draft, replica: Replica, free: Iterable[r.DeviceFree]) -
     draft.emit(f.MemoryAwaited(*replica.key, draft.state.position + 1, bookings, expected, told, due))
 
 
-def on_devices(draft: Draft, server: Server, devices: Iterable[Device]) -> None:
-    """Let go of what a reading shows."""
-    for held, seen in shown(draft.state, server, devices, draft.at):
+def on_devices(draft: Draft, server: Server, info: ServerInfo) -> None:
+    """Let go of what a reading shows; on another machine there is nothing to be given back."""
+    if info.host != server.info.host:
+        return
+    for held, seen in shown(draft.state, server, info.devices, draft.at):
         if draft.full:
             return  # the next reading shows it, too
         draft.emit(f.MemoryReturned(held.model, held.generation, server.key, held.position, seen))

@@ -41,10 +41,10 @@ def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
             _lose(draft, server, "DOWN", "its agent said goodbye")
     elif server.lost:
         draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
-        on_devices(draft, server, info.devices)
+        on_devices(draft, server, info)
     elif differs(record, server.record):
         draft.emit(f.ServerUpdated(server.key, record))
-        on_devices(draft, server, info.devices)
+        on_devices(draft, server, info)
     elif is_news(draft.state, server, info, draft.at):
         _read(draft, server, info)
 
@@ -151,7 +151,7 @@ def _make_room(draft: Draft) -> bool:
 
 def _read(draft: Draft, server: Server, info: ServerInfo) -> None:
     draft.emit(f.ServerReadingChanged(server.key, info.devices, info.loads, info.digest))
-    on_devices(draft, server, info.devices)
+    on_devices(draft, server, info)
     expected = expected_digest(server)
     if server.inventory and not server.inventory_asked and expected not in (None, info.digest):
         draft.emit(f.InventoryRequested(server.key, f"its index has digest {info.digest}, expected {expected}"))
