@@ -76,6 +76,7 @@ class Policy(Wire):
         max_requests: requests remembered; with more, the oldest are forgotten before their time.
         rollout_unavailable: where room is short, a new version replaces the old one in steps, with so many of the wanted
             replicas missing at most; 0 = never fewer than are wanted, and then it waits for room.
+        memory_return_ms: an unloaded replica whose accelerators do not show its memory after this long has leaked it.
         publishers: who signs requests, by name.
         require_signature: requests that are not signed by one of these are refused.
         loads_per_server: loads in progress on one server, at most; 0 = no limit.
@@ -107,6 +108,7 @@ class Policy(Wire):
     max_servers: Annotated[int, Field(ge=1, le=100_000), Later] = 10_000
     max_requests: Annotated[int, Field(ge=1_000, le=10_000_000), Later] = 200_000
     rollout_unavailable: Annotated[int, Field(ge=0, le=1_000), Later] = 0
+    memory_return_ms: Annotated[_Interval, Later] = 30_000
     publishers: Annotated[dict[Name, Publisher], Field(max_length=256), Later] = Field(
         default_factory=dict[str, Publisher]
     )

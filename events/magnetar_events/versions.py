@@ -13,19 +13,24 @@ from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.facts import (
     Fact,
     LogRebased,
+    MemoryAwaited,
+    MemoryLeaked,
+    MemoryReturned,
     ModelFrozen,
     ModelUnfrozen,
     ModelWanted,
     PolicySet,
+    ReplicaBooked,
     ServerCordoned,
     ServerDrained,
     ServerDraining,
     ServerResumed,
+    SizeLearnt,
     UpgradeFinalized,
     VersionKept,
 )
 
-SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "b52c2e32b351b7a3"}
+SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "16674b96d60d55ec"}
 """Fold version → fingerprint of the released schema that its entries are written with.
 
 ``FOLD_VERSION`` is added when its schema is released; until then it is the current one, and may change.
@@ -41,6 +46,11 @@ SINCE: dict[type[Fact], int] = {
     ModelFrozen: 2,
     ModelUnfrozen: 2,
     VersionKept: 2,
+    SizeLearnt: 2,
+    ReplicaBooked: 2,
+    MemoryAwaited: 2,
+    MemoryReturned: 2,
+    MemoryLeaked: 2,
 }
 """Kind of fact → the fold version that introduced it; version 1 had all that are not named."""
 

@@ -51,6 +51,7 @@ POLICY = {
     "delete_deadline_ms": 25_000,
     "resend_ms": 2_500,
     "forget_server_ms": 60_000,
+    "memory_return_ms": 8_000,
 }
 """The rules in a run: the shipped ones, in a hurry."""
 

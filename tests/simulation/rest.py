@@ -58,6 +58,8 @@ def _servers(checker: Checker) -> str:
             return f"{server.name} is there and not known as such"
         if known.incarnation not in agent.process.tokens:
             return f"{server.name} has another life than the state says"
+        if known.awaited:
+            return f"{server.name} is still to give back {list(known.awaited)}"
         expected = sorted(served_name(*place) for place in known.replicas)
         if server.ready() != expected:
             return f"{server.name} holds {server.ready()}, and the state says {expected}"

@@ -221,12 +221,13 @@ class World:
             answered += 1
         return answered
 
-    def answer_one(self, key: ReplicaKey, *, digest: str = "") -> list[f.Fact]:
+    def answer_one(self, key: ReplicaKey, *, digest: str = "", measured: int = 0) -> list[f.Fact]:
         replica = self.state.outstanding[key]
         rec = self.state.servers[key.server].record
         fields = {"model": key.model, "generation": key.generation, "position": replica.position}
         if self.state.command_of(replica) == "LoadModel":
-            return self.report(rec, r.ModelLoaded(**fields, digest=digest))
+            memory = tuple(r.DeviceMemory(device=b.device, measured=measured) for b in replica.bookings if measured)
+            return self.report(rec, r.ModelLoaded(**fields, digest=digest, memory=memory))
         return self.report(rec, r.ModelUnloaded(**fields))
 
     def fail_load(self, key: ReplicaKey, code: str = "LOAD_FAILED", *, retriable: bool = True) -> list[f.Fact]:

@@ -16,7 +16,8 @@ from magnetar_common.cordons import (
     server_resumed,
 )
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
-from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host
+from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host, rebook
+from magnetar_common.memory_folds import MEMORY_FOLDS, forget_returns, level_off, rearm
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
 from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, request_name
 from magnetar_common.transitions import ARRIVING, R
@@ -159,6 +160,8 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
         book_arriving(state, server, before or after, -1 if arriving else +1)
         if arriving:
             _load_ended(state)
+        if after is not None and after.state is R.LOADED:
+            level_off(state, server, after.bookings)
     index_replica(state, ReplicaKey(fact.model, *key), after)
     state.touched[fact.model] = None
 
@@ -174,6 +177,26 @@ def _held(model: Model, replica: Replica) -> None:
     if len(model.held) >= HELD:
         del model.held[next(iter(model.held))]
     model.held[replica.server] = replica.digest
+
+
+def _measured(state: State, fact: f.ReplicaMeasured) -> None:
+    replica = state.replica(ReplicaKey(fact.model, fact.generation, fact.server))
+    if replica is not None:
+        booked = {booking.device: booking.bytes for booking in replica.bookings}
+        more = (
+            f.Booking(m.device, m.bytes - booked[m.device]) for m in fact.measured if m.bytes and m.device in booked
+        )
+        level_off(state, state.servers[fact.server], more)
+    _of_model(state, fact)
+
+
+def _rebooked(state: State, fact: f.ReplicaBooked) -> None:
+    replica = state.replica(ReplicaKey(fact.model, fact.generation, fact.server))
+    if replica is None:
+        state.illegal += 1
+        return
+    rebook(state, state.servers[fact.server], replica, fact.bookings)
+    _of_model(state, fact)
 
 
 def _model_removed(state: State, fact: f.ModelRemoved) -> None:
@@ -252,6 +275,7 @@ def _server_joined(state: State, fact: f.ServerJoined) -> None:
         state.illegal += 1
         return
     if known is not None:
+        forget_returns(state, known)
         move_host(state, known, info.host)
         known.record, known.info, known.position = fact.record, info, state.position
         known.lost, known.lost_code, known.inventory, known.inventory_asked = False, "", False, 0
@@ -270,12 +294,20 @@ def _server_returned(state: State, fact: f.ServerReturned) -> None:
     if server is None or not server.lost or fact.record.server is None or server.incarnation != fact.incarnation:
         state.illegal += 1
         return
-    move_host(state, server, fact.record.server.host)
+    _move(state, server, fact.record.server.host)
     server.record, server.info = fact.record, fact.record.server
     server.lost, server.lost_code, server.inventory = False, "", False
     _read(server, fact.record.server)
     mark_draining(state, server)
     _arrived(state, server, fact.due)
+    rearm(state, server)
+
+
+def _move(state: State, server: Server, host: str) -> None:
+    """Take the bookings along to another machine; what the devices of the old one are to give back stays there."""
+    if server.info.host != host:
+        forget_returns(state, server)
+        move_host(state, server, host)
 
 
 def _arrived(state: State, server: Server, due: int) -> None:
@@ -305,7 +337,7 @@ def _server_updated(state: State, fact: f.ServerUpdated) -> None:
     if server is None or fact.record.server is None:
         state.illegal += 1
         return
-    move_host(state, server, fact.record.server.host)
+    _move(state, server, fact.record.server.host)
     if fact.record.status == "UP" != server.record.status:
         state.newest = state.position
     server.record, server.info = fact.record, fact.record.server
@@ -393,12 +425,16 @@ def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
         model = state.models[replica.model]
         del model.replicas[replica.generation, replica.server]
         state.touched[replica.model] = None
+    forget_returns(state, server)
     del state.servers[fact.server]
     state.fleet.drop(fact.server)
 
 
 _FOLDS: dict[type, Callable[[State, Any], None]] = {
     **dict.fromkeys(MODEL_FOLDS, _of_model),
+    **MEMORY_FOLDS,
+    f.ReplicaMeasured: _measured,
+    f.ReplicaBooked: _rebooked,
     f.ModelWanted: _wanted,
     f.ModelUndeployed: _undeployed,
     f.ReplicaPlaced: _of_replica,

@@ -4,8 +4,10 @@ Books of memory per device, outstanding commands, timers, the pending sets and t
 the servers. What does not follow from them is an order of arrival, where decisions depend on one.
 """
 
-from magnetar_common.state import DRAIN_TIMER, Replica, ReplicaKey, Server, State
+from magnetar_common.memory import Awaited
+from magnetar_common.state import DRAIN_TIMER, RETURN_TIMER, Replica, ReplicaKey, Server, State
 from magnetar_common.transitions import ARRIVING, LEAVING
+from magnetar_events.facts import Booking
 
 
 def reindex(state: State) -> None:
@@ -18,6 +20,9 @@ def reindex(state: State) -> None:
         state.fleet.touch(server)
         state.set_timer(server.due, server=server.key)
         state.set_timer(server.drain_due, generation=DRAIN_TIMER, server=server.key)
+        state.set_timer(server.return_due, generation=RETURN_TIMER, server=server.key)
+        for held in (*server.awaited.values(), *server.leaked.values()):
+            book_held(state, server, held, +1)
     for model in state.models.values():
         state.set_timer(model.due, model.key)
         for replica in model.replicas.values():
@@ -66,6 +71,26 @@ def book(state: State, server: Server, replica: Replica, sign: int) -> None:
         _add(state.booked, (host, booking.device), sign * booking.bytes)
     state.fleet.touch(server)
     state.fleet.touch_host(host)
+
+
+def rebook(state: State, server: Server, replica: Replica, bookings: tuple[Booking, ...]) -> None:
+    """Put what a replica is to reserve from here on into the books, in place of what it reserves."""
+    for sign, booked in ((-1, replica.bookings), (+1, bookings)):
+        for booking in booked:
+            server.booked += sign * booking.bytes
+            for books in (state.booked, state.arriving) if replica.state in ARRIVING else (state.booked,):
+                _add(books, (server.info.host, booking.device), sign * booking.bytes)
+    state.fleet.touch(server)
+    state.fleet.touch_host(server.info.host)
+
+
+def book_held(state: State, server: Server, held: Awaited, sign: int) -> None:
+    """Add (+1) to, or take (-1) from, the books what an unloaded replica has not given back."""
+    for booking in held.bookings:
+        server.booked += sign * booking.bytes
+        _add(state.booked, (server.info.host, booking.device), sign * booking.bytes)
+    state.fleet.touch(server)
+    state.fleet.touch_host(server.info.host)
 
 
 def book_arriving(state: State, server: Server, replica: Replica | None, sign: int) -> None:

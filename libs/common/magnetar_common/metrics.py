@@ -12,6 +12,11 @@ INPUT_LAG = Gauge("magnetar_input_lag", "Seconds between an input's publish time
 DECIDE_SECONDS = Histogram("magnetar_decide_seconds", "Time of decide for one input.", buckets=_FAST)
 DECISIONS = Counter("magnetar_decisions_total", "Inputs decided.", ["outcome", "reason"])
 REPLICAS = Gauge("magnetar_replicas", "Replicas by state.", ["state"])
+UNRETURNED = Gauge(
+    "magnetar_unreturned_memory_bytes",
+    "Memory of unloaded replicas that no device shows yet, and is reserved.",
+    ["state"],
+)
 ILLEGAL_FACTS = Gauge("magnetar_illegal_facts", "Facts in the log that the transition table forbids.")
 
 READER_REOPENED = Counter("magnetar_reader_reopened_total", "Readers opened anew.", ["topic", "reason"])

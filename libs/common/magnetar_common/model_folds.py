@@ -146,6 +146,22 @@ def _replica_measured(model: Model, fact: f.ReplicaMeasured, position: int, at: 
     return True
 
 
+def _size_learnt(model: Model, fact: f.SizeLearnt, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.learnt = fact.bytes
+    return True
+
+
+def _replica_booked(model: Model, fact: f.ReplicaBooked, position: int, at: int) -> bool:
+    replica = model.replicas.get((fact.generation, fact.server))
+    if replica is None:
+        return False
+    replica.bookings = fact.bookings
+    return True
+
+
 def _placement_refused(model: Model, fact: f.PlacementRefused, position: int, at: int) -> bool:
     version = model.versions.get(fact.generation)
     if version is None:
@@ -178,6 +194,8 @@ MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
     f.ReplicaAdopted: _replica_adopted,
     f.ReplicaChanged: _replica_changed,
     f.ReplicaMeasured: _replica_measured,
+    f.SizeLearnt: _size_learnt,
+    f.ReplicaBooked: _replica_booked,
     f.PlacementRefused: _placement_refused,
     f.PlacementSettled: _placement_settled,
 }

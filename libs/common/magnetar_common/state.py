@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from magnetar_common.fleet import Fleet
+from magnetar_common.memory import Awaited, AwaitedKey, Level
 from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, ON_ITS_WAY, R
 from magnetar_events.base import Later
 from magnetar_events.entry import FOLD_VERSION
@@ -21,8 +22,9 @@ __all__ = ["Cordon", "Model", "Replica", "ReplicaKey", "Server", "State", "Versi
 CORDONED, DRAINING = "CORDONED", "DRAINING"
 """Nothing is placed on a server; and besides, what is there is to leave."""
 
-DRAIN_TIMER = 1
-"""Generation under which the deadline of a server's drain is indexed; 0 is the server itself."""
+DRAIN_TIMER, RETURN_TIMER = 1, -1
+"""Generations under which are indexed, with no model: the deadline of a server's drain, and when what it is to give back
+has leaked. 0 is the server itself."""
 
 
 class ReplicaKey(NamedTuple):
@@ -60,7 +62,7 @@ class Replica:
         reason: for people.
         retriable: for a failure.
         digest: of the artifact, as reported.
-        measured: bytes per device that the load was seen to take.
+        measured: bytes per device that the load was seen to take; 0 = unknown.
         parallel: workers or instances.
         http_port: its own port; 0 = its server's.
         draining: its server is: it serves until enough others do, and counts for nothing.
@@ -111,6 +113,7 @@ class Version:
         failed_at: position of the entry that said so.
         places: server → why its load failed there.
         full: replicas of it before a rollout made room at its expense; 0 = that is ``wanted``.
+        learnt: bytes per device that it was found to need, where that is more than the specification says; 0 = not so.
     """
 
     generation: int
@@ -124,6 +127,12 @@ class Version:
     failed_at: int = 0
     places: dict[str, str] = field(default_factory=dict[str, str])
     full: int = field(default=0, metadata={Later: True})
+    learnt: int = field(default=0, metadata={Later: True})
+
+    @property
+    def size(self) -> int:
+        """The bytes per device that a replica of it is known to need: the largest of declared, measured and observed."""
+        return max(self.spec.memory, self.learnt)
 
 
 @dataclass(slots=True)
@@ -271,6 +280,8 @@ class Server:
         cordon: an operator's order for this name: CORDONED, DRAINING, or none.
         drains: a drain has begun, and something was here when that was last looked at.
         drain_due: log time (ms) at which is said what could not leave; 0 = it was said, or nothing drains.
+        awaited: what unloaded replicas are to give back, longest first.
+        leaked: what they did not give back in time.
     """
 
     key: str
@@ -293,6 +304,13 @@ class Server:
     cordon: str = field(default="", metadata={Later: True})
     drains: bool = field(default=False, metadata={Later: True})
     drain_due: int = field(default=0, metadata={Later: True})
+    awaited: dict[AwaitedKey, Awaited] = field(default_factory=dict[AwaitedKey, Awaited], metadata={Later: True})
+    leaked: dict[AwaitedKey, Awaited] = field(default_factory=dict[AwaitedKey, Awaited], metadata={Later: True})
+
+    @property
+    def return_due(self) -> int:
+        """Log time (ms) at which what is awaited longest has leaked; 0 = never: nothing is, or nobody could say."""
+        return 0 if self.lost else next((each.due for each in self.awaited.values()), 0)
 
     @property
     def incarnation(self) -> str:
@@ -336,6 +354,7 @@ class State:
         booked: (host, device uuid) → bytes reserved by all servers on that host.
         arriving: the part of ``booked`` whose loads are not finished: no reading shows it yet.
         loading: server → loads in progress there, as decided here; what a reading says of them is older.
+        levels: (host, device uuid) → what is free there without what is awaited; only where something is.
         generations: last generation of every model that ever was, but for the oldest of very many that are gone.
         floor: the highest generation among those: a model that comes back begins above it.
         cordons: servers on which nothing may be placed, by key, whether they are there or not.
@@ -369,6 +388,7 @@ class State:
     booked: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     arriving: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     loading: Counter[str] = field(default_factory=Counter[str], compare=False)
+    levels: dict[tuple[str, str], Level] = field(default_factory=dict[tuple[str, str], Level], metadata={Later: True})
     generations: dict[str, int] = field(default_factory=dict[str, int])
     requests: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[tuple[str, str], tuple[int, int]])
     floor: int = field(default=0, metadata={Later: True})
@@ -424,9 +444,10 @@ class State:
         return 0
 
     def due_by(self, at: int, limit: int) -> list[tuple[str, int, str]]:
-        """Return up to ``limit`` (model, generation, server) that are due; generation 0 = the model or server itself.
+        """Return up to ``limit`` (model, generation, server) that are due.
 
-        With `DRAIN_TIMER` and no model it is the drain of a server.
+        Generation 0 = the model or server itself; below 0, and with no model: `DRAIN_TIMER` = the drain of a server,
+        `RETURN_TIMER` = what it is to give back.
         """
         found: list[tuple[int, str, int, str]] = []
         while self._timers and self._timers[0][0] <= at and len(found) < limit:
@@ -445,7 +466,9 @@ class State:
             return self.models[model].due if model in self.models else 0
         if server not in self.servers:
             return 0
-        return self.servers[server].drain_due if generation == DRAIN_TIMER else self.servers[server].due
+        if generation == DRAIN_TIMER:
+            return self.servers[server].drain_due
+        return self.servers[server].return_due if generation == RETURN_TIMER else self.servers[server].due
 
     def command_of(self, replica: Replica) -> str:
         """Return the kind of command outstanding for a replica, or an empty string."""

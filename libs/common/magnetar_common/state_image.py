@@ -15,6 +15,7 @@ from typing import Any, cast
 import pydantic_core
 
 from magnetar_common.indexes import reindex
+from magnetar_common.memory import Awaited, AwaitedKey, Level
 from magnetar_common.state import Cordon, Model, Replica, ReplicaKey, Server, State, Version
 from magnetar_events.avro import from_wire, to_wire
 from magnetar_events.facts import TrafficTarget
@@ -37,6 +38,7 @@ def image_of(state: State) -> bytes:
                 "policy": to_wire(Policy)(state.policy),
                 "models": [_model_out(model) for model in state.models.values()],
                 "servers": [_server_out(server) for server in state.servers.values()],
+                "levels": [to_wire(Level)(level) for level in state.levels.values()],
                 "requests": [[*key, *value] for key, value in state.requests.items()],
                 "recent": list(state.recent.values()),
                 "outstanding": list(state.outstanding),
@@ -63,6 +65,7 @@ def _state_in(read: dict[str, Any]) -> State:
         policy=from_wire(Policy)(read["policy"]),
         models={model.key: model for model in models},
         servers={server.key: server for server in servers},
+        levels={(level.host, level.device): level for level in map(from_wire(Level), read["levels"])},
         requests={(source, name): (position, at) for source, name, position, at in read["requests"]},
         cordons={order.server: order for order in orders},
         recent=dict(enumerate(recent, read["position"] + 1 - len(recent))),
@@ -94,13 +97,15 @@ def _model_in(read: dict[str, Any]) -> Model:
 
 
 def _server_out(server: Server) -> dict[str, Any]:
-    device = to_wire(Device)
+    device, held = to_wire(Device), to_wire(Awaited)
     return {
         **_plain(server),
         "record": to_wire(ServiceRecord)(server.record),
         "devices": [device(each) for each in server.devices.values()],
         "superseded": sorted(server.superseded),
         "replicas": list(server.replicas),
+        "awaited": [held(each) for each in server.awaited.values()],
+        "leaked": [held(each) for each in server.leaked.values()],
     }
 
 
@@ -112,9 +117,15 @@ def _server_in(read: dict[str, Any]) -> Server:
         devices={device.uuid: device for device in devices},
         superseded=frozenset(read["superseded"]),
         replicas=dict.fromkeys((model, generation) for model, generation in read["replicas"]),  # as above
+        awaited=_held_in(read["awaited"]),
+        leaked=_held_in(read["leaked"]),
         booked=0,
     )
     return Server(**read)
+
+
+def _held_in(read: list[Any]) -> dict[AwaitedKey, Awaited]:
+    return {each.key: each for each in map(from_wire(Awaited), read)}
 
 
 def _plain(value: Any) -> dict[str, Any]:

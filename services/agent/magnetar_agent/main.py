@@ -60,7 +60,7 @@ def serve(bus: Bus, settings: AgentSettings, life: Lifecycle, devices: Devices |
     server = beside(settings, gpus, changed.set)
     life.on_stop("inference server", server.stop)
     info = _info(settings, server)
-    agent = Agent(bus, info, server.adapter, readers, _options(settings), life.fail, server.pids)
+    agent = Agent(bus, info, server.adapter, readers, _options(settings), life.fail, server.pids, server.pids_of)
     life.on_stop("agent", agent.close)
     presence = Presence(agent, changed, life, settings.drain_timeout_s)
     health, ops = _ops(settings, agent, presence)

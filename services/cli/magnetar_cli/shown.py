@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from magnetar_cli.output import Columns, Json
 from magnetar_common.drains import left_on, phase, stuck_on
+from magnetar_common.memory import total
 from magnetar_common.render import plain, server_to_dict
 from magnetar_common.state import Model, Server, State
 from magnetar_common.status import model_status
@@ -13,7 +14,8 @@ from magnetar_projector.narrative import amount
 def model_row(model: Model) -> Json:
     """Return how a model is, whole."""
     status = plain(model_status(model))
-    return {**status, "spec": plain(model.target.spec) if model.generation in model.versions else {}}
+    target = model.versions.get(model.generation)
+    return {**status, "spec": plain(target.spec) if target else {}, "size": target.size if target else 0}
 
 
 def models(state: State) -> list[Json]:
@@ -24,6 +26,17 @@ def models(state: State) -> list[Json]:
 def replicas(state: State) -> list[Json]:
     """Return every replica of every model, in order of model, version and server."""
     return [plain(replica) for key in sorted(state.models) for replica in model_status(state.models[key]).replicas]
+
+
+def unreturned(state: State, model: str) -> list[Json]:
+    """Return what unloaded replicas of a model have not given back, in order of server; ``leaked`` = nor in time."""
+    return [
+        {**plain(each), "server": key, "leaked": held is server.leaked}
+        for key, server in sorted(state.servers.items())
+        for held in (server.awaited, server.leaked)
+        for each in held.values()
+        if each.model == model
+    ]
 
 
 def servers(state: State) -> list[Json]:
@@ -47,6 +60,7 @@ def _server(state: State, server: Server) -> Json:
         **server_to_dict(server),
         "schedulable": server.schedulable,
         "phase": phase(server),
+        "unreturned": {"awaited": total(server.awaited.values()), "leaked": total(server.leaked.values())},
         "modelsLeft": len(server.replicas) if server.draining else 0,
         "modelsStuck": len(stuck_on(state, server)) if server.draining else 0,
     }
@@ -88,6 +102,14 @@ def _state(row: Json) -> str:
     return f"{said}, {row['modelsLeft']} left{stuck}"
 
 
+UNRETURNED: Columns = {
+    "version": lambda row: row["generation"],
+    "server": lambda row: row["server"],
+    "unloaded": lambda row: row["position"],
+    "memory": lambda row: ", ".join(f"{amount(each['bytes'])} on {each['device']}" for each in row["bookings"]),
+    "state": lambda row: "leaked" if row["leaked"] else "not given back yet",
+}
+
 SERVERS: Columns = {
     "server": lambda row: row["key"],
     "state": _state,
@@ -97,6 +119,7 @@ SERVERS: Columns = {
     "address": lambda row: f"{row['record']['address']['host']}:{row['record']['address']['port']}",
     "models": lambda row: len(row["replicas"]),
     "booked": lambda row: amount(row["booked"]),
+    "unreturned": lambda row: ", ".join(_unreturned(row["unreturned"])) or "-",
     "free": lambda row: ", ".join(_device(each) for each in row["devices"].values()) or "-",
 }
 
@@ -114,6 +137,10 @@ def _runtime(info: Json) -> Iterator[str]:
     yield info["runtime"]["kind"] or "-"
     if info["runtime"]["version"]:
         yield info["runtime"]["version"]
+
+
+def _unreturned(held: Json) -> Iterator[str]:
+    yield from (f"{amount(size)} {state}" for state, size in held.items() if size)
 
 
 def _device(device: Json) -> str:

@@ -210,6 +210,34 @@ def _replica_measured(fact: f.ReplicaMeasured) -> str:
     return f"{_of(fact)} loaded on {fact.server}: {times}{memory}"
 
 
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _size_learnt(fact: f.SizeLearnt) -> str:
+    return f"{_of(fact)} needs {amount(fact.bytes)} per device from here on{_because(fact.reason)}"
+
+
+def _replica_booked(fact: f.ReplicaBooked) -> str:
+    return f"{_of(fact)} on {fact.server} now reserves {_bookings(fact.bookings)}{_because(fact.reason)}"
+
+
+def _memory_awaited(fact: f.MemoryAwaited) -> str:
+    kept = _bookings(fact.bookings)
+    return f"{_of(fact)} is unloaded from {fact.server}; {kept} stay reserved until the device shows them"
+
+
+def _memory_returned(fact: f.MemoryReturned) -> str:
+    return f"the memory of {_of(fact)}, unloaded at {fact.position}, is free again on {fact.server}"
+
+
+def _memory_leaked(fact: f.MemoryLeaked) -> str:
+    kept = _bookings(fact.bookings)
+    return (
+        f"{fact.server} is leaky: it did not give back {kept} of {_of(fact)}, unloaded at {fact.position}; "
+        "restart the inference server with its agent to have it back"
+    )
+
+
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +340,11 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.ReplicaAdopted: _replica_adopted,
     f.ReplicaChanged: _replica_changed,
     f.ReplicaMeasured: _replica_measured,
+    f.SizeLearnt: _size_learnt,
+    f.ReplicaBooked: _replica_booked,
+    f.MemoryAwaited: _memory_awaited,
+    f.MemoryReturned: _memory_returned,
+    f.MemoryLeaked: _memory_leaked,
     f.ServerJoined: _server_joined,
     f.ServerSuperseded: _server_superseded,
     f.ServerUpdated: _server_updated,

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from magnetar_common.evolve import DRAINS
+from magnetar_common.memory import AwaitedKey
 from magnetar_common.model_folds import fold_model
 from magnetar_common.state import Model, Replica, Server, State, Version
 from magnetar_common.transitions import ARRIVING, STATES, R
@@ -24,6 +25,8 @@ BUDGET = 250_000
 What is begun is ended: a model of 1,000 replicas may add as much as 700,000 for names of full length. Both together stay
 below the 1 MiB of an entry.
 """
+
+_OF_MEMORY = (f.MemoryAwaited, f.MemoryReturned, f.MemoryLeaked)
 
 _FACT_BYTES = 300
 _CANDIDATE_BYTES = 20
@@ -102,6 +105,9 @@ class Draft:
         """Decide a fact."""
         self.facts.append(fact)
         self._size += _size_of(fact)
+        if isinstance(fact, _OF_MEMORY):
+            self._give_back(fact)
+            return  # of a replica that is gone: nothing of its model changes
         key = getattr(fact, "model", None)
         if key is None:
             return
@@ -113,6 +119,9 @@ class Draft:
             model = self._models[key] = Model(key, deleted=isinstance(fact, f.ReplicaAdopted))
         if isinstance(fact, f.ReplicaChanged):
             self._count(model, fact)
+        if isinstance(fact, f.ReplicaBooked):
+            self._hold(fact.server, model.replicas[fact.generation, fact.server].bookings, -1)
+            self._hold(fact.server, fact.bookings, +1)
         fold_model(model, fact, self.state.position + 1, self.at)
         if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
             server = self.state.servers[fact.server]
@@ -167,8 +176,20 @@ class Draft:
             self._reserve(replica.server, replica.bookings, +1)
 
     def _reserve(self, key: str, bookings: tuple[f.Booking, ...], sign: int) -> None:
-        server = self.state.servers[key]
         self.placed[key] = self.placed.get(key, 0) + sign
+        self._hold(key, bookings, sign)
+
+    def _give_back(self, fact: f.MemoryAwaited | f.MemoryReturned | f.MemoryLeaked) -> None:
+        server = self.state.servers[fact.server]
+        key = AwaitedKey(fact.model, fact.generation, fact.position)
+        known = server.awaited.get(key) or server.leaked.get(key)
+        if isinstance(fact, f.MemoryAwaited) and known is None:
+            self._hold(fact.server, fact.bookings, +1)
+        elif isinstance(fact, f.MemoryReturned) and known is not None:
+            self._hold(fact.server, known.bookings, -1)
+
+    def _hold(self, key: str, bookings: tuple[f.Booking, ...], sign: int) -> None:
+        server = self.state.servers[key]
         for booking in bookings:
             device = (server.info.host, booking.device)
             self.reserved[device] = self.reserved.get(device, 0) + sign * booking.bytes
@@ -180,7 +201,7 @@ def _size_of(fact: f.Fact) -> int:
     size = _FACT_BYTES
     if isinstance(fact, (f.ReplicaPlaced, f.ReplicaChanged, f.ReplicaAdopted)):
         size += len(fact.server) + _BYTES_A_CHARACTER * len(fact.reason)
-    if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
+    if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaBooked, f.MemoryAwaited, f.MemoryLeaked)):
         size += sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(booking.device) for booking in fact.bookings)
     if isinstance(fact, f.ServerDrained):
         size += sum(_FACT_BYTES + _BYTES_A_CHARACTER * len(left.reason) for left in fact.left)

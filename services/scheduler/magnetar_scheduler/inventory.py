@@ -115,7 +115,7 @@ def _adopt(draft: Draft, server: Server, item: InventoryModel) -> None:
     key, generation = item.model, item.generation
     model = draft.model(key)
     version = model.versions.get(generation) if model else None
-    memory = version.spec.memory if version else 0
+    memory = version.size if version else 0
     accelerators = [uuid for uuid, device in sorted(server.devices.items()) if device.kind != "cpu"]
     devices = accelerators[: version.spec.devices] if version and version.spec.devices else ["cpu"]
     bookings = tuple(f.Booking(device, memory) for device in devices)

@@ -16,6 +16,7 @@ from magnetar_common import __version__
 from magnetar_common.bus import EARLIEST, Anchor, Bus, Message, MessageId
 from magnetar_common.errors import BusError, BusUnavailable, Deposed, LogReplaced
 from magnetar_common.evolve import fold
+from magnetar_common.memory import total
 from magnetar_common.metrics import (
     DECIDE_SECONDS,
     DECISIONS,
@@ -25,6 +26,7 @@ from magnetar_common.metrics import (
     LOG_POSITION,
     REPLICAS,
     TERM,
+    UNRETURNED,
 )
 from magnetar_common.state import State
 from magnetar_common.topics import ANCHOR, INPUTS, ROUTES, SERVICE_REGISTRY
@@ -448,6 +450,8 @@ class Leader:
         counts = Counter(replica.state for model in self.state.models.values() for replica in model.replicas.values())
         for name, state in REPLICA_STATES.items():
             REPLICAS.labels(name).set(counts[state])
+        UNRETURNED.labels("awaited").set(sum(total(server.awaited.values()) for server in self.state.servers.values()))
+        UNRETURNED.labels("leaked").set(sum(total(server.leaked.values()) for server in self.state.servers.values()))
 
 
 def _defect(source: Input, error: Exception) -> f.RequestRejected:

@@ -1,16 +1,16 @@
 """Decide on what the state itself waits for: timers, and the next piece of a large consequence."""
 
 from magnetar_common.evolve import DRAINS
-from magnetar_common.state import DRAIN_TIMER, Model, Server, State
+from magnetar_common.state import DRAIN_TIMER, Model, Server, State, Version
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
-from magnetar_events.models import ModelSpec
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.drains import say_what_is_left
 from magnetar_scheduler.inputs import Continue, TimerDue
 from magnetar_scheduler.leaving import let_go
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
+from magnetar_scheduler.returns import on_due
 from magnetar_scheduler.servers import INVENTORY_LEASES
 
 COMPARISONS = 50_000
@@ -32,7 +32,8 @@ def on_timer(draft: Draft, source: TimerDue) -> None:
         elif generation == DRAIN_TIMER:
             say_what_is_left(draft, draft.state.servers[server])
         else:
-            _server_due(draft, draft.state.servers[server])
+            due = _server_due if generation == 0 else on_due
+            due(draft, draft.state.servers[server])
 
 
 def _replica_due(draft: Draft, key: str, generation: int, server: str) -> None:
@@ -122,7 +123,7 @@ def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
     placed = 0
     for key in order:
         model = state.models[key]
-        like, unit = _like(model.target.spec), _tried_as(model)
+        like, unit = _like(model.target), _tried_as(model)
         number = numbers.setdefault(unit, len(numbers))
         if draft.full or number >= end:
             return
@@ -138,14 +139,15 @@ def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
             hopeless.add(like)
 
 
-def _like(spec: ModelSpec) -> tuple[object, ...]:
-    """Return all of a specification that placement looks at."""
-    return (spec.requirements, spec.runtime.kind, spec.memory, spec.devices, spec.gpu_types, spec.server)
+def _like(version: Version) -> tuple[object, ...]:
+    """Return all of a version that placement looks at."""
+    spec = version.spec
+    return (spec.requirements, spec.runtime.kind, version.size, spec.devices, spec.gpu_types, spec.server)
 
 
 def _tried_as(model: Model) -> object:
     """Return what a try of this model tells of: of all its like, unless something of its own may stand in its way."""
-    return model.key if model.replicas or model.target.places else _like(model.target.spec)
+    return model.key if model.replicas or model.target.places else _like(model.target)
 
 
 def _why(state: State, model: Model) -> str:

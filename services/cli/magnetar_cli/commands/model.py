@@ -159,12 +159,15 @@ def status(name: Named, *, wait: Wait = "", timeout: Seconds = 60.0, output: Out
                 note(f"there is no model {key}")
                 return
         row = shown.model_row(log.model(key))
+        row["unreturned"] = shown.unreturned(log.state, key)
     if output is not Format.TABLE:
         write(row, output)
         return
     put(table([row], shown.MODELS))
     if row["replicas"]:
         put("", table(row["replicas"], shown.REPLICAS, "replicas"))
+    if row["unreturned"]:
+        put("", table(row["unreturned"], shown.UNRETURNED, "unloaded, with memory that is not given back"))
 
 
 @app.command()

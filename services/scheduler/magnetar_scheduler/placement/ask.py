@@ -21,6 +21,7 @@ class Ask:
 
     Attributes:
         spec: what is wanted.
+        size: bytes that it is known to need on each device.
         count: devices that it spans; host memory is one.
         hosts: host → replicas of the version there that count.
         zones: zone → the same.
@@ -29,7 +30,7 @@ class Ask:
             that the model remembers.
     """
 
-    __slots__ = ("apart", "cached", "count", "draft", "hosts", "model", "policy", "spec", "version", "zones")
+    __slots__ = ("apart", "cached", "count", "draft", "hosts", "model", "policy", "size", "spec", "version", "zones")
 
     def __init__(self, draft: Draft, model: Model, version: Version) -> None:
         self.draft = draft
@@ -37,6 +38,7 @@ class Ask:
         self.version = version
         self.policy = draft.policy
         self.spec = version.spec
+        self.size = version.size
         self.count = version.spec.devices or 1
         self.hosts: dict[str, int] = {}
         self.zones: dict[Zone, int] = {}

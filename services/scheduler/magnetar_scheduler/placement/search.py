@@ -8,7 +8,6 @@ from typing import NamedTuple
 from magnetar_common.fleet import Rank
 from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count
-from magnetar_events.models import ModelSpec
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.placement.ask import Ask
 from magnetar_scheduler.placement.filters import PASSING, RULES, Sieve
@@ -53,7 +52,7 @@ _Found = tuple[float, str, Site]
 
 def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
     """Find a server for one more replica of a version, as things stand after the draft's facts."""
-    if version.refused is not None and _outgrown(draft, version.spec):
+    if version.refused is not None and _outgrown(draft, version):
         return Refused(version.refused.refusals, version.refused.examples, version.refused.message)
     ask = Ask(draft, model, version)
     search = Search(ask)
@@ -105,7 +104,7 @@ class Search:
         of those that come out equal only a few are looked at.
         """
         ask = self._ask
-        draft, spec, accelerated = ask.draft, ask.spec, ask.spec.devices > 0
+        draft, accelerated = ask.draft, ask.spec.devices > 0
         first = list(ask.cached)
         if draft.loading and ask.policy.loads_per_server:  # of a load that this draft ended the fleet does not know
             first += [key for key, begun in draft.loading.items() if begun < 0]
@@ -119,7 +118,7 @@ class Search:
                 self._look(key)
         rooms = draft.state.fleet.rooms(draft.state)
         # What a draft takes away may make room on any server of that host, of which the fleet does not know.
-        least = -inf if draft.reserved and min(draft.reserved.values()) < 0 else spec.memory
+        least = -inf if draft.reserved and min(draft.reserved.values()) < 0 else ask.size
         level, equal, before = inf, 0, len(self._found)
         for floor, key in self._in_order():
             if floor > level or equal >= BEST or len(self._found) - before >= LOOKS:
@@ -159,9 +158,9 @@ def _farther(ranks: Iterable[Rank], by: float) -> Iterable[tuple[float, str]]:
     return ((load + by, key) for load, key in ranks)
 
 
-def _outgrown(draft: Draft, spec: ModelSpec) -> bool:
+def _outgrown(draft: Draft, version: Version) -> bool:
     """Whether what waited needs more than any server has left: one look at the fleet serves a whole piece of them."""
-    accelerated = spec.devices > 0
+    accelerated = version.spec.devices > 0
     if accelerated not in draft.largest_room:
         draft.largest_room[accelerated] = max(
             (
@@ -173,7 +172,7 @@ def _outgrown(draft: Draft, spec: ModelSpec) -> bool:
             ),
             default=-1,
         )
-    return spec.memory > draft.largest_room[accelerated] and min(draft.reserved.values(), default=0) >= 0
+    return version.size > draft.largest_room[accelerated] and min(draft.reserved.values(), default=0) >= 0
 
 
 def _refuse(ask: Ask, sieve: Sieve) -> Refused:
@@ -182,7 +181,7 @@ def _refuse(ask: Ask, sieve: Sieve) -> Refused:
         return _refused(ask, sieve)
     spec, policy, state = ask.spec, ask.policy, ask.draft.state
     known = state.fleet.refusals(state)
-    asked = (spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, spec.memory)
+    asked = (spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, ask.size)
     asked = (*asked, policy.utilisation_limit, policy.loads_per_server)
     if asked not in known:
         known[asked] = _refused(ask, sieve)

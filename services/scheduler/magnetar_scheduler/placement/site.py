@@ -36,7 +36,7 @@ class Site:
 
     def bookings(self) -> tuple[Booking, ...]:
         """Return what to reserve on a server that takes it: the devices where it fits most tightly."""
-        return tuple(Booking(uuid, self.ask.spec.memory) for _, uuid, _ in self.rooms[: self.ask.count])
+        return tuple(Booking(uuid, self.ask.size) for _, uuid, _ in self.rooms[: self.ask.count])
 
 
 def room_after(draft: Draft, server: Server, device: Device, free: int | None = None) -> int:

@@ -16,7 +16,7 @@ RULES = {
 def against(site: Site) -> str:
     """Find the devices with room, and count them; if too few, those that would have it if what is free were one block."""
     ask, server = site.ask, site.server
-    draft, memory = ask.draft, ask.spec.memory
+    draft, memory = ask.draft, ask.size
     rooms = [(room_after(draft, server, device), device.uuid, device.total) for device in site.idle]
     rooms = [room for room in rooms if room[0] >= memory]
     if len(rooms) >= ask.count:

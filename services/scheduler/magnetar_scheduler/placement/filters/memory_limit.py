@@ -13,7 +13,7 @@ def against(site: Site) -> str:
         return ""
     promised = info.memory_bytes * (100 + info.over_commit_percent) // 100
     booked = site.server.booked + ask.draft.bytes.get(site.key, 0)
-    return "memory-limit" if booked + ask.count * ask.spec.memory > promised else ""
+    return "memory-limit" if booked + ask.count * ask.size > promised else ""
 
 
 MEMORY_LIMIT = Filter(Scope.SERVER, RULES, against)
