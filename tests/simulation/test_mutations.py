@@ -5,7 +5,7 @@ import pytest
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.simulation import run_seed
 
-SEEDS = 400
+SEEDS = 200
 """A mutation that so many seeds do not find is one that the simulation does not see."""
 
 
