@@ -98,8 +98,10 @@ class Session:
         else:
             self._up.resume()
         self._down.resume()
-        if self.bus.session is not self:
-            self.up(self.broker.drop, self)  # whoever gave it up while nothing passed answers the broker's ping with a reset
+        if (
+            self.bus.session is not self
+        ):  # whoever gave it up while nothing passed answers the broker's ping with a reset
+            self.up(self.broker.drop, self)
 
     def watch_silence(self) -> None:
         """Drop the connection unless its client is heard again within the keep-alive."""
