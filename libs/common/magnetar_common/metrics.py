@@ -27,6 +27,10 @@ HOLDING = Gauge("magnetar_leases_holding", "1 while something keeps suspicions f
 RETIRED = Counter("magnetar_retired_total", "Records that the registry service retired.", ["how"])
 
 LOAD_SECONDS = Histogram("magnetar_load_seconds", "Duration of a load by phase.", ["phase"], buckets=_SLOW)
+REPORTS_WAITING = Gauge("magnetar_reports_waiting", "An agent's reports that the broker has not stored yet.")
+REPORTS_DROPPED = Counter(
+    "magnetar_reports_dropped_total", "An agent's reports dropped at the limit of those that wait."
+)
 DEVICE_MEMORY = Gauge("magnetar_device_memory_bytes", "Memory of a device by kind.", ["device", "kind"])
 
 SNAPSHOT_POSITION = Gauge("magnetar_snapshot_position", "Position of the last snapshot written.")
