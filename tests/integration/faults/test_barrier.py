@@ -149,7 +149,7 @@ def history_of(settings: BusSettings) -> list[Leadership]:
         leader = leaders[-1]
         end = leader.mandate.state.position  # it leads before another stands by
         leaders.append(Leadership(settings))
-        eventually(lambda next=leaders[-1], end=end: warm(next, end), within=60)
+        eventually(lambda successor=leaders[-1], end=end: warm(successor, end), within=60)
         leader.break_off()
         _ = leaders[-1].mandate
         leader.way.heal()
