@@ -1,7 +1,7 @@
 """A challenger says who leads, and when whoever holds the log does nothing with it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,7 +38,7 @@ def append(log: Producer, position: int, *facts: Any) -> None:
 
 
 @contextmanager
-def standing_by(broker: MemoryBroker) -> Iterator[Challenger]:
+def standing_by(broker: MemoryBroker) -> Generator[Challenger]:
     stopping = threading.Event()
     challenger = Challenger(lambda: MemoryBus(broker), stopping.is_set, lambda _: None)
     thread = threading.Thread(target=challenger.run, daemon=True)
