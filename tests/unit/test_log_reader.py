@@ -1,7 +1,5 @@
 """Reading the log: it is noticed when it is another one, reads are bounded, and what ends it is counted."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from magnetar_common import custody
@@ -54,9 +52,8 @@ def log() -> Log:
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(custody, "LOOK_S", -1.0)
-    return
 
 
 def broken(kind: str) -> float:
@@ -133,7 +130,11 @@ def test_l10_a_broker_that_says_there_is_more_and_sends_nothing_ends_the_read(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`stored` is bounded: it says what it waited for, and does not go round for ever."""
-    monkeypatch.setattr(LogReader, "at_end", lambda self: False)
+
+    def never(_: LogReader) -> bool:
+        return False
+
+    monkeypatch.setattr(LogReader, "at_end", never)
     reader = LogReader(MemoryBus(log.broker))
     stored = reader.stored(patience=0.01)
     assert [next(stored).entry.position for _ in range(4)] == [0, 1, 2, 3]
