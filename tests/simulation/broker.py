@@ -101,7 +101,7 @@ class Session:
         if self.bus.session is not self:
             self.up(
                 self.broker.drop, self
-            )  # whoever gave it up while nothing passed answers the broker's ping with a reset
+            )  # who gave it up while nothing passed answers the broker's ping with a reset
 
     def watch_silence(self) -> None:
         """Drop the connection unless its client is heard again within the keep-alive."""

@@ -252,7 +252,7 @@ class Agent:
 
     def check_reports(self) -> tuple[bool, str]:
         """Return whether reports reach the broker, for ``/readyz``."""
-        return not self._reporter.error, self._reporter.error or f"{self._reporter.number} reports"
+        return self._reporter.check()
 
     def readings(self) -> list[DeviceReading]:
         """Read the devices of this host now."""

@@ -16,6 +16,7 @@ from magnetar_common import __version__
 from magnetar_common.bus import EARLIEST, Anchor, Bus, Message, MessageId
 from magnetar_common.errors import BusError, BusUnavailable, Deposed, LogReplaced
 from magnetar_common.evolve import fold
+from magnetar_common.log import check_history
 from magnetar_common.memory import total
 from magnetar_common.metrics import (
     DECIDE_SECONDS,
@@ -38,7 +39,6 @@ from magnetar_events.credentials import redacted
 from magnetar_events.entry import Entry, Input
 from magnetar_scheduler.appender import FRESH_S, Appender
 from magnetar_scheduler.authentic import examined
-from magnetar_scheduler.custody import check_history
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.inputs import Alive, Decidable, Elected, Rejected, Request, understand

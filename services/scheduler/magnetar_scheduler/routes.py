@@ -1,4 +1,8 @@
-"""The routes topic, kept as the state says: what changed is published, and once a minute all of it is compared."""
+"""The routes topic, kept as the state says: what changed is published, and once a minute all of it is compared.
+
+It is compared when the view of it has just been made anew, which is when it shows what is missing: had the two a clock
+each, what was deleted could stay away for twice as long.
+"""
 
 import threading
 from collections.abc import Container
@@ -14,7 +18,7 @@ from magnetar_events.models import served_name
 from magnetar_scheduler.outbox import Outbox
 
 COMPARE_S = 60.0
-"""The topic is compared with the state this often (seconds)."""
+"""The topic is read anew and compared with the state this often (seconds, ± 10 %)."""
 
 LOST_S = 1.0
 """… and this soon (seconds) after a route could not be published."""
@@ -39,11 +43,12 @@ class Routes:
         self._known: dict[str, bytes] = {}
         self._to_compare: list[str] = []
         self._next = 0.0
+        self._passes = 0
         self._view: TableView[Message] | None = None
 
     def start(self, bus: Bus) -> None:
         """Follow what is on the topic. It is decoded when it is compared: most of it is our own, and soon replaced."""
-        self._view = TableView(bus, ROUTES.name, lambda message: message)
+        self._view = TableView(bus, ROUTES.name, lambda message: message, sweep_s=COMPARE_S)
 
     def publish(self, key: str) -> None:
         """Publish a model's route, or that it has none any more, if that is news."""
@@ -86,7 +91,9 @@ class Routes:
         if self._lost.is_set():
             self._lost.clear()
             self._next = min(self._next, now + LOST_S)
-        return self._view is not None and self._view.passes > 0 and (bool(self._to_compare) or now >= self._next)
+        if self._view is None or not self._view.passes:
+            return False
+        return bool(self._to_compare) or self._view.passes > self._passes or now >= self._next
 
     def check(self) -> tuple[bool, str]:
         """Return (followed, why), for ``/readyz``."""
@@ -102,7 +109,8 @@ class Routes:
         view = self._view
         assert view is not None
         if not self._to_compare:
-            self._next = now + COMPARE_S
+            self._passes = view.passes
+            self._next = now + 2 * COMPARE_S  # the next pass comes first
             self._to_compare = sorted({*view.keys(), *self._state.models})
         piece, self._to_compare = self._to_compare[-PIECE:], self._to_compare[:-PIECE]
         for key in piece:
