@@ -1,6 +1,6 @@
 # Everything runs from .venv, which is made when it is missing or out of date; no environment has to be active.
 .POSIX:
-.PHONY: help setup demo test simulate lint types schemas bench pulsar
+.PHONY: help setup demo test simulate fleet lint types schemas bench pulsar
 
 BIN = .venv/bin
 
@@ -16,11 +16,14 @@ demo: .venv/.ready ## a model from DeployModel to inference, two failures surviv
 	@$(BIN)/magnetar demo
 
 # A file is one worker's. Taken as collected (e2e, integration, unit) the long ones start first, and the workers end together. Most of the long ones wait for a broker: three workers keep two cores busy.
-test: .venv/.ready ## all tests; ARGS="-k name -x" goes to pytest; MAGNETAR_REQUIRE=pulsar,mlserver,triton forbids absences
+test: .venv/.ready ## all tests; ARGS="-k name -x" goes to pytest; MAGNETAR_REQUIRE=pulsar,mlserver,triton,history forbids absences
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 simulate: .venv/.ready ## the adversary against the production loops on a virtual clock; SEEDS=n FROM=seed
 	@$(BIN)/python -m tests.simulation --seeds $${SEEDS:-200} --from $${FROM:-0}
+
+fleet: .venv/.ready ## a day of 500 servers on the real core, against placement by total memory; SEEDS=n FROM=seed ARGS="--load 0.6 0.8"
+	@$(BIN)/python -m tests.fleet --seeds $${SEEDS:-1} --from $${FROM:-0} $(ARGS)
 
 lint: .venv/.ready ## ruff, its formatter, and the direction of imports
 	@$(BIN)/ruff check

@@ -1,6 +1,6 @@
 """Tests that need something big: whether this machine has it, and what the run says of it in its last lines.
 
-A test asks by marker (`pulsar`, `mlserver`, `triton`) or by using a fixture that stands for one. What is absent is
+A test asks by marker (`pulsar`, `mlserver`, `triton`, `history`) or by using a fixture that stands for one. What is absent is
 found out once, before the first test that needs it. Tests whose need is absent are skipped, and the last lines count
 them; `MAGNETAR_REQUIRE=pulsar,mlserver,triton` makes them fail instead.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ import pytest
 from magnetar_agent import environments
 from magnetar_common.brokers import BrokerError, BrokerUnavailable, RunningBroker
 from magnetar_common.brokers.select import real_pulsar
+
+RELEASED = "d1451f4"
+"""The last commit of the software that was released as fold version 1."""
+
+ROOT = Path(__file__).parent.parent
 
 NEEDED_BY_FIXTURE = {"pulsar_broker": "pulsar", "own_pulsar_broker": "pulsar"}
 
@@ -51,7 +57,12 @@ class Needs:
 
     def __init__(self, required: set[str]) -> None:
         # The real Pulsar comes last: its line is the run's last.
-        self.all = [Need("mlserver", "MLServer"), Need("triton", "Triton"), Need("pulsar", "real Pulsar")]
+        self.all = [
+            Need("history", "history"),
+            Need("mlserver", "MLServer"),
+            Need("triton", "Triton"),
+            Need("pulsar", "real Pulsar"),
+        ]
         if unknown := required - {need.marker for need in self.all}:
             raise pytest.UsageError(f"MAGNETAR_REQUIRE names what no test needs: {', '.join(sorted(unknown))}")
         for need in self.all:
@@ -107,7 +118,16 @@ def _server(kind: str) -> Callable[[Needs], str | None]:
     return ensure
 
 
+def _history(_needs: Needs) -> str | None:
+    asked = subprocess.run(
+        ["git", "cat-file", "-e", f"{RELEASED}^{{commit}}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    said = " ".join(asked.stderr.split())
+    return f"the clone does not reach back to {RELEASED}: {said}: git fetch --unshallow" if asked.returncode else None
+
+
 PROBES: dict[str, Callable[[Needs], str | None]] = {
+    "history": _history,
     "pulsar": Needs.start_pulsar,
     "mlserver": _server("mlserver"),
     "triton": _server("triton"),

@@ -5,16 +5,18 @@ the bytes of a message that is the text's length, which may look like a letter.
 """
 
 import re
+from urllib.parse import unquote
 
 USER_AND_PASSWORD = re.compile(r"(?P<before>:/{1,2})[^/\\\s:@'\"]*:[^/\\\s@'\"]*@")
 """``scheme://user:password@``."""
 
 SECRET_PARAMETER = re.compile(
-    r"(?P<before>[?&;](?:sig|signature|token|access_token|id_token|refresh_token|auth_?token|api_?key|password|passwd"
-    r"|secret|client_secret|x-amz-[a-z-]+|x-goog-[a-z-]+|awsaccesskeyid)=)(?!\*\*\*)[^\s&'\"#]+",
+    r"(?P<before>[?&;#](?:x-(?:amz|goog|oss|cos|obs)-[a-z-]+|awsaccesskeyid|key"
+    r"|(?:[a-z0-9]+[-_.])*[a-z0-9]*(?:sig|signature|token|jwt|auth|pwd|passwd|password|passphrase|secret|credentials?"
+    r"|api[-_.]?key|access[-_.]?key|account[-_.]?key|private[-_.]?key|secret[-_.]?key))=)(?!\*\*\*)[^\s&'\"#]+",
     re.IGNORECASE,
 )
-"""Parameters that sign or open a URL."""
+"""Parameters that sign or open a URL, in its query or its fragment: ``sig``, ``hf_token``, ``X-Amz-Signature``, …"""
 
 _JWT = re.compile(r"(?P<before>)ey[A-Za-z0-9_-]{6,}\.ey[A-Za-z0-9_-]{2,}\.[A-Za-z0-9_-]*")
 _BEARER = re.compile(r"(?P<before>Bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
@@ -36,8 +38,8 @@ _FORMS = (
 
 def holds_credential(text: str) -> bool:
     """Whether a text holds something that looks like a credential."""
-    if not text:
-        return False
+    if "%" in text and (plain := unquote(text)) != text and holds_credential(plain):
+        return True
     lower = text.lower()
     possible = [form for needle, form in _FORMS if needle in lower]
     return bool(possible) and any(form.search(text) for form in possible)
@@ -50,6 +52,8 @@ def bytes_hold_credential(data: bytes) -> bool:
 
 def redacted(text: str) -> str:
     """Return the text with ``***`` in place of whatever looks like a credential."""
+    if "%" in text and (plain := unquote(text)) != text and holds_credential(plain):
+        return redacted(plain)
     lower = text.lower()
     for needle, form in _FORMS:
         if needle in lower:

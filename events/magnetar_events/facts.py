@@ -181,11 +181,19 @@ class ReportIgnored:
 
 @dataclass(slots=True)
 class ModelWanted:
-    """A version of a model is wanted."""
+    """A version of a model is wanted.
+
+    Attributes:
+        spec: what is wanted of it.
+        again: it was wanted before and is still known: its replicas and its pinned artifact go on.
+        rollback_of: the earlier version, long gone, whose specification this new one has; 0 = none.
+    """
 
     model: str
     generation: int
     spec: ModelSpec
+    again: bool = False
+    rollback_of: int = 0
 
 
 @dataclass(slots=True)
@@ -195,6 +203,27 @@ class ModelScaled:
     model: str
     replicas: int
     owner: str
+
+
+@dataclass(slots=True)
+class ModelFrozen:
+    """Nothing of the model is changed until it is unfrozen.
+
+    Attributes:
+        actor: who asked.
+        reason: why, in free text.
+    """
+
+    model: str
+    actor: str
+    reason: str
+
+
+@dataclass(slots=True)
+class ModelUnfrozen:
+    """The model may be changed again."""
+
+    model: str
 
 
 @dataclass(slots=True)
@@ -253,6 +282,22 @@ class VersionRetired:
 
     model: str
     generation: int
+
+
+@dataclass(slots=True)
+class VersionKept:
+    """A version that is being replaced is kept at another number of replicas.
+
+    Attributes:
+        replicas: how many.
+        full: what it returns to if the version that replaces it fails; 0 = this is it.
+    """
+
+    model: str
+    generation: int
+    replicas: int
+    full: int
+    reason: str
 
 
 @dataclass(slots=True)
@@ -428,6 +473,74 @@ class ReplicaMeasured:
     verify_ms: int
 
 
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SizeLearnt:
+    """A version was found to need more than was known: so many bytes per device are reserved for new replicas of it."""
+
+    model: str
+    generation: int
+    bytes: int
+    reason: str
+
+
+@dataclass(slots=True)
+class ReplicaBooked:
+    """Other bytes than before are reserved for a replica, for it was seen to take more."""
+
+    model: str
+    generation: int
+    server: str
+    bookings: tuple[Booking, ...]
+    reason: str
+
+
+@dataclass(slots=True)
+class MemoryAwaited:
+    """A replica is unloaded, and what was reserved for it stays so until its devices show it.
+
+    Attributes:
+        position: of the entry that unloaded it; with the replica's names it is the name of what is awaited.
+        bookings: what stays reserved.
+        expected: what the devices are to show, as the load was seen to take it; 0 = that is not known.
+        free: bytes that they had free before the unload.
+        due: log time (ms) at which it has leaked unless they have shown it. With the same position again: a later one.
+    """
+
+    model: str
+    generation: int
+    server: str
+    position: int
+    bookings: tuple[Booking, ...]
+    expected: tuple[Booking, ...]
+    free: tuple[Booking, ...]
+    due: int
+
+
+@dataclass(slots=True)
+class MemoryReturned:
+    """The devices show the memory of an unloaded replica (``returned`` of it): nothing is reserved for it any more."""
+
+    model: str
+    generation: int
+    server: str
+    position: int
+    returned: tuple[Booking, ...]
+
+
+@dataclass(slots=True)
+class MemoryLeaked:
+    """The memory of an unloaded replica was not given back in time: it stays reserved until it is, or the life ends."""
+
+    model: str
+    generation: int
+    server: str
+    position: int
+    bookings: tuple[Booking, ...]
+
+
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
@@ -527,6 +640,61 @@ class ServerForgotten:
     server: str
 
 
+@dataclass(slots=True)
+class ServerCordoned:
+    """Nothing is placed on the server until it is resumed; what is there stays. If it was draining, that is over."""
+
+    server: str
+    reason: str
+
+
+@dataclass(slots=True)
+class ServerDraining:
+    """Nothing is placed on the server, and what is there leaves once it is Available elsewhere.
+
+    Attributes:
+        due: log time (ms) at which is said what could not leave; it goes on serving.
+        incarnation: the life of an agent that is to end, with which this is over; empty = until the server is resumed.
+        reason: why.
+    """
+
+    server: str
+    due: int
+    incarnation: str
+    reason: str
+
+
+@dataclass(slots=True)
+class LeftBehind:
+    """A version on a draining server, and why it is still there."""
+
+    model: str
+    generation: int
+    reason: str
+
+
+@dataclass(slots=True)
+class ServerDrained:
+    """Nothing is left on a draining server; or its time is over, and this is what could not leave.
+
+    Attributes:
+        models: how many are left.
+        left: up to a hundred of them, first those that fit nowhere else.
+    """
+
+    server: str
+    models: int
+    left: tuple[LeftBehind, ...]
+
+
+@dataclass(slots=True)
+class ServerResumed:
+    """The server is neither cordoned nor drained any more."""
+
+    server: str
+    reason: str
+
+
 Fact = (
     LeaderElected
     | LeaderAlive
@@ -562,6 +730,18 @@ Fact = (
     | ServerForgotten
     | UpgradeFinalized
     | LogRebased
+    | ServerCordoned
+    | ServerDraining
+    | ServerDrained
+    | ServerResumed
+    | ModelFrozen
+    | ModelUnfrozen
+    | VersionKept
+    | SizeLearnt
+    | ReplicaBooked
+    | MemoryAwaited
+    | MemoryReturned
+    | MemoryLeaked
     | TenantSet
     | TenantRemoved
     | ReplicasPreempted

@@ -40,7 +40,7 @@ class Publisher(Wire):
     Attributes:
         key: Ed25519 public key: base64 of its 32 bytes.
         gateway: it has checked who asked, and may name another actor than itself.
-        policy: it may set the policy while signatures are required.
+        policy: while signatures are required, it may set the policy, and cordon, drain and resume servers.
     """
 
     key: Annotated[str, Field(max_length=64), AfterValidator(_public_key)]
@@ -74,10 +74,17 @@ class Policy(Wire):
         max_models: more models than this are refused.
         max_servers: more servers than this are not taken in; lost ones are forgotten first.
         max_requests: requests remembered; with more, the oldest are forgotten before their time.
+        rollout_unavailable: where room is short, a new version replaces the old one in steps, with so many of the wanted
+            replicas missing at most; 0 = never fewer than are wanted, and then it waits for room.
+        memory_return_ms: an unloaded replica whose accelerators do not show its memory after this long has leaked it.
         preemption: whether a replica may have to leave for a model of higher priority that has no room: ``never``, or
             ``lower-priority``.
         publishers: who signs requests, by name.
         require_signature: requests that are not signed by one of these are refused.
+        loads_per_server: loads in progress on one server, at most; 0 = no limit.
+        loads_in_cluster: loads in progress on all servers together, at most; 0 = no limit.
+        anti_affinity: what replicas of a version do not share: ``server`` = a server, which they never do; ``host`` = nor a
+            host; ``soft`` = nor a host, unless only hosts that have one are left.
     """
 
     heartbeat_ms: _Interval = 3_000
@@ -102,11 +109,16 @@ class Policy(Wire):
     max_models: Annotated[int, Field(ge=1, le=1_000_000), Later] = 100_000
     max_servers: Annotated[int, Field(ge=1, le=100_000), Later] = 10_000
     max_requests: Annotated[int, Field(ge=1_000, le=10_000_000), Later] = 200_000
+    rollout_unavailable: Annotated[int, Field(ge=0, le=1_000), Later] = 0
+    memory_return_ms: Annotated[_Interval, Later] = 30_000
     preemption: Annotated[Literal["never", "lower-priority"], Later] = "never"
     publishers: Annotated[dict[Name, Publisher], Field(max_length=256), Later] = Field(
         default_factory=dict[str, Publisher]
     )
     require_signature: Annotated[bool, Later] = False
+    loads_per_server: Annotated[int, Field(ge=0, le=10_000), Later] = 0
+    loads_in_cluster: Annotated[int, Field(ge=0, le=1_000_000), Later] = 0
+    anti_affinity: Annotated[Literal["server", "soft", "host"], Later] = "soft"
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> "Policy":

@@ -18,7 +18,8 @@ class DeviceMemory(Wire):
     Attributes:
         device: uuid.
         declared: what the specification says.
-        measured: what the load was seen to take (free before less free after); 0 = unknown.
+        measured: what the load was seen to take: by what the server's processes grew, or (accelerators whose driver
+            does not tell whose memory it is) free before less free after; 0 = unknown.
         observed: what the device says the server's processes hold now; 0 = unknown.
     """
 
@@ -26,6 +27,13 @@ class DeviceMemory(Wire):
     declared: Memory = 0
     measured: Memory = 0
     observed: Memory = 0
+
+
+class DeviceFree(Wire):
+    """Bytes that a device had free at one moment."""
+
+    device: Identifier
+    free: Memory = 0
 
 
 class LoadTimes(Wire):
@@ -72,12 +80,14 @@ class ModelLoadFailed(_OfReplica):
         retriable: whether another attempt, here or elsewhere, may succeed.
         message: what the server or the store said.
         attempt: how many tries the agent made.
+        free: what its devices had free before it, if no other load ran meanwhile.
     """
 
     code: Text
     retriable: bool = True
     message: Told = ""
     attempt: Count = 1
+    free: Annotated[tuple[DeviceFree, ...], Field(max_length=256)] = ()
 
 
 class ModelUnloading(_OfReplica):
@@ -85,7 +95,13 @@ class ModelUnloading(_OfReplica):
 
 
 class ModelUnloaded(_OfReplica):
-    """The model is no longer in the server's index."""
+    """The model is no longer in the server's index.
+
+    Attributes:
+        free: what the accelerators had free before the unload.
+    """
+
+    free: Annotated[tuple[DeviceFree, ...], Field(max_length=256)] = ()
 
 
 class ModelUnloadFailed(_OfReplica):
@@ -153,12 +169,29 @@ class ResyncRequested(Wire):
     cause: Text = ""
 
 
+class ModelMemory(Wire):
+    """What one version was seen to hold on a device some time after its load, in bytes."""
+
+    model: ModelKey
+    generation: Count
+    device: Identifier
+    observed: Memory = 0
+
+
 class LoadObserved(Wire):
-    """How busy the server is: requests in progress, mean duration, per model where known."""
+    """How busy the server is, per model where known.
+
+    Attributes:
+        in_flight: requests in progress.
+        mean_ms: mean duration.
+        labels: free.
+        memory: what versions hold, where that can be told apart; only those that differ from what was last reported.
+    """
 
     in_flight: Count = 0
     mean_ms: Annotated[float, Field(ge=0)] = 0.0
     labels: Labels = Field(default_factory=dict)
+    memory: Annotated[tuple[ModelMemory, ...], Field(max_length=1_000)] = ()
 
 
 ReportKind = (

@@ -52,9 +52,42 @@ class UndeployModel(_OfModel):
 
 
 class ScaleModel(_OfModel):
-    """Want another number of replicas of the wanted version."""
+    """Want another number of replicas of the wanted version.
+
+    Attributes:
+        replicas: how many.
+        now: what is on its way out leaves without the grace that lets its requests end.
+    """
 
     replicas: Replicas
+    now: bool = False
+
+
+class RollbackModel(_OfModel):
+    """Want a version again that was wanted before, in the number of replicas that is wanted now.
+
+    Attributes:
+        to: its generation.
+        model: its specification as the log has it, with the artifact that was pinned. Needed for a version of which
+            nothing is left: that becomes a new version.
+    """
+
+    to: Annotated[int, Field(ge=1, le=2**53 - 1)]
+    model: ModelSpec | None = None
+
+    @model_validator(mode="after")
+    def _of_this_model(self) -> "RollbackModel":
+        if self.model is not None and self.model.key != self.subject:
+            raise ValueError(f"model is {self.model.key}, and the request is about {self.subject}")
+        return self
+
+
+class FreezeModel(_OfModel):
+    """Let nothing of a model be changed until it is unfrozen; the envelope's reason is told to whoever tries."""
+
+
+class UnfreezeModel(_OfModel):
+    """Let a frozen model be changed again."""
 
 
 class SetPolicy(Wire):
@@ -79,6 +112,43 @@ class FinalizeUpgrade(Wire):
         return "upgrade"
 
 
+ServerKey = Annotated[str, Field(pattern=r"^([a-z0-9.-]{1,63}/)?[a-z0-9.-]{1,63}/(0|[1-9][0-9]{0,8})$")]
+"""``cluster/server/replica``; without a cluster it is the one that leads."""
+
+DRAIN_MS = 300_000
+"""A drain may take this long (ms) unless its request says otherwise."""
+
+LONGEST_DRAIN_MS = 7 * 86_400_000
+"""No drain may take longer (ms)."""
+
+
+class _OfServer(Wire):
+    server: ServerKey
+
+    @property
+    def subject(self) -> str:
+        """The server's key, as it was given."""
+        return self.server
+
+
+class CordonServer(_OfServer):
+    """Place nothing more on this server; what is there stays. If it is draining, what is left stays, too."""
+
+
+class DrainServer(_OfServer):
+    """Place nothing more on this server, and move what is there: each model is Available elsewhere before it leaves.
+
+    Attributes:
+        deadline_ms: after this long it is said which models could not be moved; they go on serving.
+    """
+
+    deadline_ms: Annotated[int, Field(ge=1_000, le=LONGEST_DRAIN_MS)] = DRAIN_MS
+
+
+class ResumeServer(_OfServer):
+    """Place on this server again: it is neither cordoned nor drained any more."""
+
+
 class SetTenant(Wire):
     """Replace a tenant's floor and cap, or begin to have them."""
 
@@ -101,9 +171,23 @@ class DeleteTenant(Wire):
         return subject_of(self.name)
 
 
-RequestKind = DeployModel | UndeployModel | ScaleModel | SetPolicy | FinalizeUpgrade | SetTenant | DeleteTenant
+RequestKind = (
+    DeployModel
+    | UndeployModel
+    | ScaleModel
+    | RollbackModel
+    | FreezeModel
+    | UnfreezeModel
+    | SetPolicy
+    | FinalizeUpgrade
+    | CordonServer
+    | DrainServer
+    | ResumeServer
+    | SetTenant
+    | DeleteTenant
+)
 
-OF_NO_MODEL = (SetPolicy, FinalizeUpgrade, SetTenant, DeleteTenant)
+OF_NO_MODEL = (SetPolicy, FinalizeUpgrade, CordonServer, DrainServer, ResumeServer, SetTenant, DeleteTenant)
 """Kinds of request that are about no model."""
 
 

@@ -13,15 +13,27 @@ from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.facts import (
     Fact,
     LogRebased,
+    MemoryAwaited,
+    MemoryLeaked,
+    MemoryReturned,
+    ModelFrozen,
+    ModelUnfrozen,
     ModelWanted,
     PolicySet,
+    ReplicaBooked,
     ReplicasPreempted,
+    ServerCordoned,
+    ServerDrained,
+    ServerDraining,
+    ServerResumed,
+    SizeLearnt,
     TenantRemoved,
     TenantSet,
     UpgradeFinalized,
+    VersionKept,
 )
 
-SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "25565171d14cc932"}
+SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "2e0fc52656124c83"}
 """Fold version → fingerprint of the released schema that its entries are written with.
 
 ``FOLD_VERSION`` is added when its schema is released; until then it is the current one, and may change.
@@ -30,6 +42,18 @@ SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "25565171d14cc932"}
 SINCE: dict[type[Fact], int] = {
     UpgradeFinalized: 2,
     LogRebased: 2,
+    ServerCordoned: 2,
+    ServerDraining: 2,
+    ServerDrained: 2,
+    ServerResumed: 2,
+    ModelFrozen: 2,
+    ModelUnfrozen: 2,
+    VersionKept: 2,
+    SizeLearnt: 2,
+    ReplicaBooked: 2,
+    MemoryAwaited: 2,
+    MemoryReturned: 2,
+    MemoryLeaked: 2,
     TenantSet: 2,
     TenantRemoved: 2,
     ReplicasPreempted: 2,

@@ -12,6 +12,12 @@ import httpx
 import psutil
 import pytest
 
+from magnetar_agent.main import serve
+from magnetar_common.client import Magnetar
+from magnetar_common.drains import phase
+from magnetar_common.errors import MagnetarError
+from magnetar_common.inference import InferenceClient, Routes
+from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.status import ModelState
 from magnetar_common.topics import SERVICE_REGISTRY
 from magnetar_events import SERVICE_RECORD
@@ -77,6 +83,46 @@ def test_terminate_blocks_until_every_model_is_available_elsewhere(stand: Stand,
     undeploy(stand.bus, "guest")
     eventually(stand.gone(key))
     other.die()
+
+
+def test_s22_a_drain_between_two_real_agents_costs_no_request(stand: Stand, tmp_path: Path) -> None:
+    """Requests go on, one after the other, while an operator drains the server that answers them: none fails."""
+    keys = [multiply(stand, tmp_path, name, 2) for name in ("one", "two")]
+    life = Lifecycle()
+    settings = settings_for("process", tmp_path / "b", command=_COMMAND, capabilities="multiply")
+    serve(stand.bus, settings.model_copy(update={"server": "b"}), life)
+    eventually(lambda: "local/b/0" in stand.led.state.servers and stand.led.state.servers["local/b/0"].schedulable)
+    failed: list[BaseException] = []
+    answered: list[str] = []
+    over = threading.Event()
+
+    def traffic() -> None:
+        with Routes(stand.bus) as routes, InferenceClient(routes) as client:
+            routes.wait_ready(20)
+            while not over.is_set():
+                for key in keys:
+                    try:
+                        answered.append(client.infer(key, {"inputs": [{"data": [1.0]}]}).server)
+                    except MagnetarError as error:
+                        failed.append(error)
+
+    calling = threading.Thread(target=traffic)
+    calling.start()
+    eventually(lambda: "local/a/0" in answered)
+    with Magnetar(stand.bus, source="test") as magnetar:
+        magnetar.drain_server("a/0", reason="new driver").accepted(30)
+        eventually(lambda: not stand.led.state.servers["local/a/0"].replicas)
+        eventually(lambda: answered[-1] == "local/b/0")
+        over.set()
+        calling.join(30)
+        magnetar.resume_server("a/0").accepted(30)
+    assert failed == []
+    assert phase(stand.led.state.servers["local/a/0"]) == ""
+    for name in ("one", "two"):
+        undeploy(stand.bus, name)
+        eventually(stand.gone(f"default/{name}"))
+    life.shutdown()
+    assert life.error is None
 
 
 def test_shutdown_leaves_no_thread_and_no_process(stand: Stand, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from magnetar_common.bus import Bus, MessageId, connect
 from magnetar_common.errors import CannotFence, TopicHeld
 from magnetar_common.settings import BusSettings
 from tests.contract.bus_contract import Acks, BusContract, Connect, read_all
+from tests.support.forking import assert_refuses_a_fork
 
 TOPIC = "persistent://public/default/locked"
 
@@ -29,31 +30,6 @@ sys.stdin.read()
 @pytest.fixture
 def settings(embedded_broker: RunningBroker, tmp_path: Path) -> BusSettings:
     return BusSettings(url=embedded_broker.service_url, admin_url="", data_dir=str(tmp_path), operation_timeout_s=5)
-
-
-FORK = """
-import os, sys
-from magnetar_common.bus import connect
-from magnetar_common.errors import BusRefused
-from magnetar_common.settings import BusSettings
-bus = connect(BusSettings(url=sys.argv[1], admin_url=""))
-reader = bus.reader(sys.argv[2])
-if os.fork() == 0:
-    for use in (lambda: reader.read(0), lambda: bus.producer(sys.argv[2])):
-        try:
-            use()
-        except BusRefused as error:
-            assert "forked" in str(error), error
-        else:
-            os._exit(1)
-    bus.close()
-    os._exit(0)
-_, status = os.wait()
-bus.producer(sys.argv[2]).send(b"the parent goes on")
-assert reader.read(10) is not None
-bus.close()
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
 
 
 class TestEmbeddedBus(BusContract):
@@ -98,10 +74,9 @@ def test_a_killed_holder_lets_go(settings: BusSettings) -> None:
     bus.close()
 
 
-def test_a_forked_child_is_told_not_to_use_the_connection(settings: BusSettings) -> None:
-    """In a child process the bus and its readers refuse with a clear error instead of hanging; the parent goes on."""
-    done = subprocess.run([sys.executable, "-c", FORK, settings.url, TOPIC + "-fork"], timeout=60, check=False)
-    assert done.returncode == 0
+def test_l7_a_forked_child_is_told_not_to_use_the_connection(settings: BusSettings) -> None:
+    """In a child process everything of the bus refuses at once with a clear error, instead of hanging; the parent goes on."""
+    assert_refuses_a_fork(settings, TOPIC + "-fork")
 
 
 def test_what_was_acknowledged_survives_a_kill_of_the_broker(own_embedded_broker: RunningBroker) -> None:

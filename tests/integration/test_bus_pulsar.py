@@ -34,6 +34,7 @@ from tests.contract.bus_contract import (
     wait_for,
 )
 from tests.support.brokers import settings_for
+from tests.support.forking import assert_refuses_a_fork
 from tests.support.leading import eventually
 
 pytestmark = pytest.mark.pulsar
@@ -320,3 +321,8 @@ def test_a_command_topic_inherits_its_retention(admin: Admin, own: list[Topic], 
         "retentionSizeInMB": family.retention_mb,
     }
     bus.close()
+
+
+def test_l7_a_forked_child_is_told_not_to_use_the_connection(settings: BusSettings, topic_suffix: str) -> None:
+    """In a child process everything of the bus refuses at once with a clear error, instead of hanging; the parent goes on."""
+    assert_refuses_a_fork(settings, f"persistent://public/default/fork-{topic_suffix}")

@@ -23,7 +23,7 @@ from magnetar_events.entry import FOLD_VERSION, Entry, Input
 from magnetar_events.facts import LeaderElected
 from magnetar_events.records import Address
 from tests.support.agents import SimulatedAgent
-from tests.support.leading import leading
+from tests.support.leading import eventually, leading
 from tests.support.logs import busy_world, entry, write, write_junk
 
 MANIFEST = """
@@ -135,6 +135,77 @@ def test_a_models_whole_life_from_the_command_line(cli: Cli, agent: SimulatedAge
     assert cli.json("model", "list") == []
     cli("model", "status", "iris", expect=ExitCode.NOT_FOUND)
     assert [change["kind"] for change in cli.json("model", "history", "iris")] == ["deployed", "scaled", "undeployed"]
+
+
+def test_servers_are_cordoned_drained_and_resumed_from_the_command_line(
+    cli: Cli, bus: Bus, agent: SimulatedAgent, manifest: Path
+) -> None:
+    """What has no other place is named with the reason, exit 4; with another server the same drain ends, exit 0."""
+    cli("apply", "-f", manifest)
+    cli("model", "status", "iris", "-w", "Available", "-t", 30)
+
+    cli("server", "cordon", "a", "--reason", "look at it")
+    (row,) = cli.json("server", "list")
+    assert (row["phase"], row["schedulable"]) == ("CORDONED", False)
+    assert "look at it" in cli("server", "show", "a")
+
+    cli("server", "drain", "a/0", "--deadline", 1, "--wait", expect=ExitCode.TIMED_OUT)
+    assert "1 left on local/a/0, 1 of them stuck: default/iris v1, NO_ROOM: fits on none of 1 servers" in cli.err
+    shown = cli.json("server", "show", "local/a/0")
+    assert (shown["phase"], shown["modelsLeft"], shown["modelsStuck"]) == ("STUCK", 1, 1)
+    assert shown["replicas"][0]["whyHere"].startswith("NO_ROOM: fits on none of 1 servers: 1 draining")
+    assert "STUCK, 1 left, 1 stuck" in cli("server", "list")
+    assert "Available" in cli("model", "status", "iris")
+
+    other = SimulatedAgent(bus, "b")
+    assert cli.json("server", "drain", "a", "--wait", "--deadline", 60)["phase"] == "DRAINED"
+    assert "local/b/0" in cli("model", "status", "iris")
+    assert "local/a/0 is drained: nothing is left on it" in cli("log", "--subject", "local/a/0")
+
+    cli("server", "resume", "a")
+    rows = cli.json("server", "list")
+    assert [(row["key"], row["phase"], row["schedulable"]) for row in rows] == [
+        ("local/a/0", "", True), ("local/b/0", "", True),
+    ]  # fmt: skip
+    cli("server", "drain", "nobody", expect=ExitCode.NOT_FOUND)
+    other.die()
+
+
+def test_a_version_is_rolled_back_compared_and_frozen(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:
+    """Two versions → diff → rollback to the one long gone → versions → freeze → refused → unfreeze → scale in now."""
+    cli("model", "load", "-f", manifest, "-w", "Available", "-t", 30)
+    manifest.write_text(MANIFEST.replace("models/iris", "models/iris2"))
+    cli("model", "load", "-f", manifest, "--reason", "better", "-w", "Available", "-t", 30)
+    (difference,) = [each for each in cli.json("model", "diff", "iris", 1, 2) if each["field"] != "artifact"]
+    assert difference == {"field": "storageUri", "before": "file:///models/iris", "after": "file:///models/iris2"}
+    cli("model", "diff", "iris", 1, 7, expect=ExitCode.NOT_FOUND)
+    assert "the log has 1, 2" in cli.err
+
+    def only(generation: int) -> bool:
+        (row,) = cli.json("model", "list")
+        return {replica["generation"] for replica in row["replicas"]} == {generation}
+
+    eventually(lambda: only(2))
+    cli("model", "rollback", "iris", "--to", 1, "--reason", "worse", "-w", "Available", "-t", 30)
+    assert "as in version 1 again, as version 3" in cli.err
+    versions = cli.json("model", "history", "iris", "--versions")
+    assert [(each["generation"], each["reason"], each["rollbackOf"], each["outcome"]) for each in versions] == [
+        (1, "", 0, "Served"),
+        (2, "better", 0, "Served"),
+        (3, "worse", 1, "Serving"),
+    ]
+    assert "Serving" in cli("model", "history", "iris", "--versions")
+    assert cli.json("model", "history", "iris")[-1]["kind"] == "rolled back"
+    cli("model", "rollback", "iris", "--to", 9, expect=ExitCode.REJECTED)
+    assert "there was no version 9" in cli.err
+
+    cli("model", "freeze", "iris", "--reason", "audit until Friday")
+    assert "audit until Friday" in cli("model", "status", "iris")
+    cli("model", "scale", "iris", 0, expect=ExitCode.REJECTED)
+    assert "audit until Friday" in cli.err
+    cli("model", "unfreeze", "iris")
+    cli("model", "scale", "iris", 0, "--now")
+    eventually(lambda: cli.json("model", "list")[0]["replicas"] == [])
 
 
 def test_what_is_wanted_already_changes_nothing(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:

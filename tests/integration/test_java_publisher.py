@@ -215,19 +215,19 @@ def test_a_kind_of_event_from_the_future_is_recorded_and_stops_nobody(bus: Bus, 
     future = model_events()
     event = next(field for field in future["fields"] if field["name"] == "event")
     name = {"name": "name", "type": "string"}
-    event["type"].append({"type": "record", "name": "FreezeModel", "namespace": "magnetar", "fields": [name]})
+    event["type"].append({"type": "record", "name": "TeleportModel", "namespace": "magnetar", "fields": [name]})
 
     def rejected(code: str) -> f.RequestRejected:
         entry = answer(bus, lambda _, facts: any(getattr(fact, "code", "") == code for fact in facts))
         return next(fact for fact in entry[1] if isinstance(fact, f.RequestRejected))
 
-    send(bus, future, ("magnetar.FreezeModel", {"name": "iris"}), "one")
+    send(bus, future, ("magnetar.TeleportModel", {"name": "iris"}), "one")
     assert rejected("UNKNOWN_SCHEMA").message.endswith("is known")
 
     history(future)
-    send(bus, future, ("magnetar.FreezeModel", {"name": "iris"}), "two")
+    send(bus, future, ("magnetar.TeleportModel", {"name": "iris"}), "two")
     told = rejected("UNKNOWN_KIND")
-    assert (told.request, told.source, told.kind) == ("two", "future", "FreezeModel")
+    assert (told.request, told.source, told.kind) == ("two", "future", "TeleportModel")
 
     wish = ("magnetar.DeployModel", {"model": {"name": "after-all", "storageUri": "file:///models/iris"}})
     send(bus, future, wish, "three")

@@ -447,6 +447,10 @@ def test_it_tells_what_happened(service: httpx.Client) -> None:
         ("deployed", 2, "second release"),
     ]
     assert {each["field"] for each in history[1]["differences"]} == {"storageUri", "labels.team"}
+    versions = service.get("/v1/models/default/iris/versions").json()["versions"]
+    assert [(each["generation"], each["outcome"]) for each in versions] == [(1, "Served"), (2, "Serving")]
+    differences = service.get("/v1/models/default/iris/diff", params={"a": 1, "b": 2}).json()["differences"]
+    assert {each["field"] for each in differences} == {"storageUri", "labels.team", "artifact", "replicas"}
     story = service.get("/v1/models/default/iris/story", params={"from": 6, "to": 6}).json()["story"]
     assert story[-1]["text"] == "default/iris v1 on local/a/0: Loaded → Available"
     assert service.get("/v1/servers/local/b/0/story").json()["story"][-1]["kind"] == "ServerForgotten"
@@ -462,6 +466,9 @@ def test_it_tells_what_happened(service: httpx.Client) -> None:
         ("/v1/log?after=-2", 400, "after"),
         ("/v1/models/default/iris/story?from=x", 400, "'x'"),
         ("/v1/models/default/nobody/history", 404, "default/nobody"),
+        ("/v1/models/default/nobody/versions", 404, "default/nobody"),
+        ("/v1/models/default/iris/diff?a=1&b=9", 404, "no version 9"),
+        ("/v1/models/default/iris/diff?a=1", 400, "b is missing"),
     ],
 )
 def test_it_refuses_by_name(service: httpx.Client, path_asked: str, status: int, named: str) -> None:

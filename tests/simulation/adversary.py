@@ -17,13 +17,19 @@ from magnetar_events import ModelEvent
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.requests import (
+    CordonServer,
     DeleteTenant,
     DeployModel,
+    DrainServer,
+    FreezeModel,
     RequestKind,
+    ResumeServer,
+    RollbackModel,
     ScaleModel,
     SetPolicy,
     SetTenant,
     UndeployModel,
+    UnfreezeModel,
 )
 from magnetar_events.tenants import Tenant
 from tests.simulation.bus import SimBus
@@ -48,6 +54,7 @@ POLICY = {
     "delete_deadline_ms": 25_000,
     "resend_ms": 2_500,
     "forget_server_ms": 60_000,
+    "memory_return_ms": 8_000,
 }
 """The rules in a run: the shipped ones, in a hurry."""
 
@@ -57,7 +64,12 @@ TENANTS = ("default", "other")
 TENANT_WISHES = 4
 """How often a tenant is set or deleted in a run."""
 
-CHOICES: dict[str, tuple[int, ...]] = {"piece": (1, 2, 100), "load_servers": (2, 3), "load_timeout_ms": (5_000, 15_000)}
+CHOICES: dict[str, tuple[int, ...]] = {
+    "piece": (1, 2, 100),
+    "load_servers": (2, 3),
+    "load_timeout_ms": (5_000, 15_000),
+    "rollout_unavailable": (0, 0, 1),
+}
 """What differs from run to run."""
 
 
@@ -82,6 +94,7 @@ class Adversary:
         self.faults: Counter[str] = Counter()
         self._number = 0
         self._until = 0.0
+        self._frozen: dict[str, None] = {}
 
     def begin(self, *, wishes: int, faults: int, seconds: float) -> None:
         """Spread so many wishes and faults over a time (virtual seconds)."""
@@ -128,15 +141,27 @@ class Adversary:
 
     def _wish(self) -> None:
         pick, name = self.random.random(), f"m{self.random.randrange(MODELS)}"
-        if pick < 0.62:
+        if pick < 0.56:
             wish: RequestKind = DeployModel(model=self._spec(name))
+        elif pick < 0.64:
+            old = self._spec(name) if self.random.random() < 0.5 else None
+            to = self.random.choice((1, 1, 2, 2, 3, 4))
+            wish = RollbackModel(name=name, tenant=_tenant_of(name), to=to, model=old)
+        elif pick < 0.68:
+            wish = FreezeModel(name=name, tenant=_tenant_of(name))
+            self._frozen[name] = None
+            self.hub.after(self._seconds(1.0, 40.0), self._unfreeze, name)
         elif pick < 0.8:
-            wish = ScaleModel(name=name, tenant=_tenant_of(name), replicas=self.random.choice((0, 1, 1, 2, 3)))
+            now = self.random.random() < 0.2
+            wish = ScaleModel(name=name, tenant=_tenant_of(name), replicas=self.random.choice((0, 1, 1, 2, 3)), now=now)
         elif pick < 0.97:
             wish = UndeployModel(name=name, tenant=_tenant_of(name))
         else:
             wish = SetPolicy(policy=self._policy())
         self.ask(wish, repeat=self.random.random() < 0.15)
+
+    def _unfreeze(self, name: str) -> None:
+        self.ask(UnfreezeModel(name=name, tenant=_tenant_of(name)), repeat=False)
 
     def _spec(self, name: str) -> ModelSpec:
         version = self.random.choice("aaabbc")
@@ -179,6 +204,8 @@ class Adversary:
             server.busy, server.trouble, server.slowness = False, 0.0, 1.0
             if not server.up:
                 server.boot()
+        for name in self._frozen:
+            self._unfreeze(name)
 
     def _seconds(self, low: float, high: float) -> float:
         """Return a duration that ends with the chaos; short ones are more frequent."""
@@ -316,6 +343,24 @@ class Adversary:
         if self.random.random() < 0.5:
             self.hub.after(self._seconds(5.0, 60.0), self._hire, agent)
 
+    def _terminate_agent(self) -> None:
+        """An agent is told to end, and drains first."""
+        self._agent().terminate()
+
+    def _order_for_server(self) -> None:
+        """An operator drains or cordons a server; mostly that is taken back later."""
+        key = f"{self.random.choice(sorted(self.cluster.servers))}/0"
+        deadline = self.random.choice((1_000, 5_000, 20_000))
+        drain = self.random.random() < 0.7
+        self.ask(DrainServer(server=key, deadline_ms=deadline) if drain else CordonServer(server=key), repeat=False)
+        if self.random.random() < 0.7:
+            self.hub.after(self._seconds(1.0, 25.0), lambda: self.ask(ResumeServer(server=key), repeat=False))
+
+    def _order_for_two(self) -> None:
+        """Two servers drain at once."""
+        self._order_for_server()
+        self._order_for_server()
+
     def _hire(self, agent: Service) -> None:
         agent.wanted = True
         if not agent.process.alive:
@@ -423,5 +468,8 @@ _FAULTS: dict[str, tuple[float, Callable[[Adversary], None]]] = {
     "troubled server": (1.0, Adversary._troubled_server),
     "change an artifact": (0.4, Adversary._change_artifact),
     "store away": (0.5, Adversary._store_away),
+    "terminate an agent": (1.5, Adversary._terminate_agent),
+    "drain or cordon a server": (1.5, Adversary._order_for_server),
+    "drain or cordon two servers": (0.8, Adversary._order_for_two),
 }
 """Fault → (weight, what it does)."""

@@ -24,6 +24,43 @@ KEEP_ALIVE_S = (5.0, 10.0)
 MAX_MESSAGE_BYTES = 5 * 2**20
 
 
+_Packet = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+class _Way:
+    """One direction of a connection: what is sent arrives in order, later than usual while nothing passes."""
+
+    def __init__(self, session: "Session", deliver: Callable[..., object]) -> None:
+        self._session = session
+        self._deliver = deliver
+        self._packets: deque[_Packet] = deque()
+        self._at = 0.0
+        self._held = 0
+
+    def send(self, fn: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+        self._packets.append((fn, arguments))
+        self._travel()
+
+    def resume(self) -> None:
+        """Packets pass again: what waited travels anew."""
+        held, self._held = self._held, 0
+        for _ in range(held):
+            self._travel()
+
+    def _travel(self) -> None:
+        hub = self._session.broker.hub
+        self._at = max(self._at, hub.now + self._session.bus.latency())
+        hub.at(self._at, self._arrive)
+
+    def _arrive(self) -> None:
+        """One packet more has had the time to arrive: it is the oldest, whichever set out."""
+        if self._session.reachable:
+            fn, arguments = self._packets.popleft()
+            self._deliver(fn, *arguments)
+        else:
+            self._held += 1
+
+
 class Session:
     """One connection, as the broker sees it. What is sent through it arrives in order, or not at all."""
 
@@ -33,10 +70,8 @@ class Session:
         self.closed = False
         self.producers: dict[SimProducer, Topic] = {}
         self.readers: dict[SimReader, _Cursor] = {}
-        self._up_at = 0.0
-        self._down_at = 0.0
-        self._held_up: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        self._held_down: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+        self._up = _Way(self, self._unless_closed)
+        self._down = _Way(self, bus.process.deliver)
         self._silence = 0
 
     @property
@@ -46,45 +81,27 @@ class Session:
 
     def up(self, fn: Callable[..., object], *arguments: Any) -> None:
         """Have the broker do something once this packet has arrived."""
-        hub = self.broker.hub
-        self._up_at = max(self._up_at, hub.now + self.bus.latency())
-        hub.at(self._up_at, self._arrive_up, fn, arguments)
+        self._up.send(fn, arguments)
 
     def down(self, fn: Callable[..., object], *arguments: Any) -> None:
         """Have the client do something once this packet has arrived."""
-        hub = self.broker.hub
-        self._down_at = max(self._down_at, hub.now + self.bus.latency())
-        hub.at(self._down_at, self._arrive_down, fn, arguments)
+        self._down.send(fn, arguments)
 
-    def _arrive_up(self, fn: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-        if self.closed:
-            return
-        if not self.reachable or self._held_up:
-            self._held_up.append((fn, arguments))
-        else:
+    def _unless_closed(self, fn: Callable[..., object], *arguments: Any) -> None:
+        if not self.closed:
             fn(*arguments)
-
-    def _arrive_down(self, fn: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-        if not self.reachable or self._held_down:
-            self._held_down.append((fn, arguments))
-        else:
-            self.bus.process.deliver(fn, *arguments)
 
     def healed(self) -> None:
         """Packets pass again: what waited is sent anew, in order; a connection that the broker dropped is reset."""
-        up, self._held_up = self._held_up, []
-        down, self._held_down = self._held_down, []
         if self.closed:
             self.down(self.bus.reset, self)
-            return
-        for fn, arguments in up:
-            self.up(fn, *arguments)
-        for fn, arguments in down:
-            self.down(fn, *arguments)
+        else:
+            self._up.resume()
+        self._down.resume()
         if self.bus.session is not self:
             self.up(
                 self.broker.drop, self
-            )  # whoever gave it up while nothing passed answers the broker's ping with a reset
+            )  # who gave it up while nothing passed answers the broker's ping with a reset
 
     def watch_silence(self) -> None:
         """Drop the connection unless its client is heard again within the keep-alive."""

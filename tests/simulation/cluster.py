@@ -26,7 +26,7 @@ from magnetar_scheduler.main import SchedulerSettings
 from tests.simulation.broker import Broker
 from tests.simulation.bus import SimBus
 from tests.simulation.runtime import Hub, Process
-from tests.simulation.servers import MIB, Host, HostDevices, SimAdapter, SimServer, Store
+from tests.simulation.servers import MIB, Habits, Host, HostDevices, SimAdapter, SimServer, Store
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="magnetar-simulation-"))
 """The agents' homes; nothing is ever written there."""
@@ -72,11 +72,18 @@ class Service:
             self.start()
 
     def stop(self) -> None:
-        """Tell it to end in order, as SIGTERM does."""
+        """Tell it to end in order at once, as SIGINT does."""
         life = self.life
         if life is not None and self.process.alive:
             self.cluster.hub.note(self.process.name, "told to stop")
-            self.process.spawn("signal", lambda: life.stop("SIGTERM"))
+            self.process.spawn("signal", lambda: life.stop("SIGINT"))
+
+    def terminate(self) -> None:
+        """Tell it to end, as SIGTERM does: an agent drains first."""
+        life = self.life
+        if life is not None and self.process.alive:
+            self.cluster.hub.note(self.process.name, "told to terminate")
+            self.process.spawn("signal", life.terminate)
 
     @property
     def running(self) -> bool:
@@ -142,6 +149,8 @@ class Cluster:
         servers: int = 4,
         projector: bool = True,
         registry: bool = True,
+        habits: Habits | None = None,
+        over_commit: int | None = None,
     ) -> None:
         self.hub = hub
         self.random = Random(f"{seed}/cluster")
@@ -155,6 +164,11 @@ class Cluster:
         # In every other seed schedulers start from snapshots, once there are some.
         store = f"memory://snapshots/{next(_STORES)}" if Random(f"{seed}/snapshots").random() < 0.5 else ""
         self._snapshots = SnapshotSettings(url=store, every_entries=20, pause_s=2)
+        # In every other seed models and servers are not honest about memory, and in some more is promised than there is.
+        traits = Random(f"{seed}/traits")
+        dishonest = traits.choice((Habits(), Habits(greedy=0.3, late=0.3, never=0.1)))
+        habits = habits if habits is not None else dishonest
+        self._over_commit = over_commit if over_commit is not None else traits.choice((0, 0, 30))
         self._settings: dict[str, AgentSettings] = {}
         # Two servers share a host, so that devices are booked by more than one.
         for number in range(servers):
@@ -162,7 +176,7 @@ class Cluster:
                 gpus = {f"gpu-{number}": 1000 * MIB} if number % 2 == 0 else {}
                 self.hosts.append(Host(f"host-{number}", {**gpus, "cpu": 1000 * MIB}))
             name = "abcdefghijklmnopqrstuvwxyz"[number]
-            self.servers[name] = SimServer(hub, name, self.hosts[-1], seed)
+            self.servers[name] = SimServer(hub, name, self.hosts[-1], seed, habits)
             self.supervised[name] = self.random.random() < 0.5
         self.users = [User(self, f"user-{number}") for number in range(2)]
         for number in range(schedulers):
@@ -218,6 +232,8 @@ class Cluster:
                 canary_s=0,
                 server_wait_s=3.0,
                 load_concurrency=3,
+                drain_timeout_s=12.0,
+                over_commit_percent=self._over_commit,
             )
         return magnetar_agent.main.run(settings, self._bus_settings)
 

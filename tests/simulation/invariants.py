@@ -21,11 +21,13 @@ from magnetar_common.routing import content, route_of
 from magnetar_common.state import State
 from magnetar_common.topics import COMMANDS, MODEL_EVENTS, ROUTES, SERVICE_REGISTRY, STATE_CHANGES
 from magnetar_common.transitions import R
-from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, SERVICE_RECORD, Route
+from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, ROUTE, SERVICE_RECORD, Command, Route
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
+from magnetar_events.commands import UnloadModel
 from magnetar_events.entry import BARRIER, Entry
-from magnetar_events.requests import DeployModel, UndeployModel
+from magnetar_events.models import served_name
+from magnetar_events.requests import DeployModel, RollbackModel, UndeployModel
 from magnetar_projector.projector import Projector
 from magnetar_scheduler.leader import Leader
 from tests.simulation.cluster import Cluster
@@ -36,11 +38,27 @@ MARGIN_S = 20.0
 """How long after a trouble of its own an agent may still be silent without anybody being wrong (seconds): a send that
 timed out (10), a wait before the next try (4), and reconnecting (6)."""
 
+_CHANGES = (
+    f.ModelWanted,
+    f.ModelScaled,
+    f.ModelUndeployed,
+    f.ModelRemoved,
+    f.TrafficChanged,
+    f.VersionKept,
+    f.VersionRetired,
+    f.ReplicaPlaced,
+)
+"""What nobody decides of a frozen model."""
+
 DELAY_S = 40.0
 """A heartbeat is under way for less than this (seconds), whatever the adversary does."""
 
 UNHEARD_S = 6.0
 """Whoever declares a server lost has heard all that was stored up to so long before (seconds): two probes' patience."""
+
+
+DRAINS = "its server is draining"
+"""Why a replica leaves a server that drains."""
 
 
 class Violated(Exception):
@@ -153,6 +171,8 @@ class Checker:
                     "a command of an older term is refused",
                     f"{self._here().name}: {verdict.name} to {command.command} of term {command.term}, having seen {newest}",
                 )
+            if verdict is Verdict.OBEY and isinstance(command.command, UnloadModel):
+                self._unload(command)
             if verdict is Verdict.OBEY and not mine:
                 self.fail("no command for another life is obeyed", f"{self._here().name} obeys {command}")
             return verdict
@@ -213,11 +233,14 @@ class Checker:
                 "time never goes back", f"{where}: at {entry.at} after {state.at}, {entry.wall} after {state.wall}"
             )
         self._input(entry, where)
+        self._frozen(entry, where)
         for fact in entry.facts:
             check = self._FACTS.get(type(fact))
             if check is not None:
                 check(self, fact, where)
+        self._placed(entry, where)
         fold(state, entry)
+        self._relieved(entry, where)
         self._ids.append(entry.id)
         self._terms.append(entry.term)
         if state.illegal:
@@ -228,6 +251,34 @@ class Checker:
                 self._within_quota(fact, where)
             for model in self._touches(fact):
                 self._changed[model] = entry.position
+        self.folded()
+
+    def _placed(self, entry: Entry, where: str) -> None:
+        closed = {fact.server for fact in entry.facts if isinstance(fact, (f.ServerCordoned, f.ServerDraining))}
+        for fact in entry.facts:
+            if isinstance(fact, f.ReplicaPlaced) or (isinstance(fact, f.ReplicaChanged) and _again(fact)):
+                server = self.state.servers.get(fact.server)
+                if fact.server in closed or (server is not None and server.closed):
+                    self.fail("nothing is placed on a closed server", f"{where}: {fact}")
+
+    def _relieved(self, entry: Entry, where: str) -> None:
+        for fact in entry.facts:
+            if isinstance(fact, f.ReplicaChanged) and fact.before == R.AVAILABLE and fact.reason == DRAINS:
+                model = self.state.models.get(fact.model)
+                version = model.versions.get(fact.generation) if model else None
+                serving = sum(r.state is R.AVAILABLE for r in model.of(fact.generation)) if model else 0
+                if version is not None and serving < version.wanted:
+                    self.fail(
+                        "a drain takes nothing away before it is elsewhere",
+                        f"{where}: {fact.model} v{fact.generation} leaves {fact.server}; {serving} of {version.wanted}",
+                    )
+
+    def _frozen(self, entry: Entry, where: str) -> None:
+        thawed = {fact.model for fact in entry.facts if isinstance(fact, f.ModelUnfrozen)}
+        for fact in entry.facts:
+            model = self.state.models.get(fact.model) if isinstance(fact, _CHANGES) else None
+            if model is not None and model.frozen and model.key not in thawed:
+                self.fail("a frozen model is left alone", f"{where}: {fact}")
 
     def _touches(self, fact: f.Fact) -> list[str]:
         if isinstance(fact, (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ServerLost)):
@@ -310,14 +361,17 @@ class Checker:
             if self.requests[fact.source, fact.request] > 1:
                 self.fail("each request is handled once", f"{where}: {fact.kind} {fact.request} of {fact.source}")
         if isinstance(fact, f.RequestAccepted):
-            if fact.kind == DeployModel.__name__:
+            if fact.kind in (DeployModel.__name__, RollbackModel.__name__):
                 self.wanted.add(fact.subject)
             elif fact.kind == UndeployModel.__name__:
                 self.wanted.discard(fact.subject)
 
     def _model_wanted(self, fact: f.ModelWanted, where: str) -> None:
-        before = self.state.generations.get(fact.model, 0)
-        if fact.generation <= before:
+        before, model = self.state.generations.get(fact.model, 0), self.state.models.get(fact.model)
+        if fact.again:
+            if model is None or model.deleted or fact.generation not in model.versions:
+                self.fail("what is wanted again is still known", f"{where}: {fact.model} {fact.generation}")
+        elif fact.generation <= before:
             self.fail("generations only grow", f"{where}: {fact.model} {fact.generation} after {before}")
 
     def _life(self, server: str, incarnation: str) -> Process | None:
@@ -397,6 +451,17 @@ class Checker:
             if not same(route, expected):
                 self.fail("a route is the state's at its position", f"{key}: {route.targets}, state: {expected}")
 
+    def _unload(self, command: Command) -> None:
+        """Look at the route that stands when an agent begins to unload."""
+        wanted = command.command
+        assert isinstance(wanted, UnloadModel)
+        route = self.routes.get(wanted.model)
+        key = f"{command.cluster}/{command.server}/{command.replica}"
+        place = (key, served_name(wanted.model, wanted.generation))
+        for target in route.targets if route else ():
+            if place in ((endpoint.server, endpoint.served_name) for endpoint in target.endpoints):
+                self.fail("no route to what is unloaded", f"{place} is unloaded, and {wanted.model} is routed there")
+
     def expected(self, key: str) -> Route | None:
         """Return the route that the stored log stands for; None = the model has none."""
         model = self.state.models.get(key)
@@ -427,6 +492,10 @@ class Checker:
 def same(one: Route | None, other: Route | None) -> bool:
     """Whether two routes send requests to the same places."""
     return one is other if one is None or other is None else content(one) == content(other)
+
+
+def _again(fact: f.ReplicaChanged) -> bool:
+    return fact.before == R.LOAD_FAILED and fact.after == R.LOAD_REQUESTED
 
 
 def _digest(payload: bytes) -> str:

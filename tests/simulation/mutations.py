@@ -1,4 +1,4 @@
-"""Eleven ways to break Magnetar, each a small patch of production code. The simulation is worth what it makes of them.
+"""Ways to break Magnetar, each a small patch of production code. The simulation is worth what it makes of them.
 
 Apply one inside a simulation; each names the invariants that may tell.
 """
@@ -15,12 +15,14 @@ from magnetar_common.state import Server, State
 from magnetar_events import facts as f
 from magnetar_events.records import Device
 from magnetar_events.requests import DeployModel
-from magnetar_scheduler import decide, inputs, placement, requests, servers, tenants, watch
+from magnetar_scheduler import decide, inputs, reconcile, requests, servers, tenants, watch
 from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.journal import short
 from magnetar_scheduler.leader import Leader
 from magnetar_scheduler.leadership import Challenger
+from magnetar_scheduler.placement import site
+from magnetar_scheduler.routes import Routes
 from tests.simulation.runtime import Hub
 
 
@@ -73,6 +75,13 @@ def act_before_the_acknowledgement() -> Generator[None]:
 
 
 @contextmanager
+def unload_before_the_route_is_stored() -> Generator[None]:
+    """A replica that left the routes in the log is unloaded, whether or not anybody was told."""
+    with _instead(Routes, "left", lambda _: lambda routes, replica: True):
+        yield
+
+
+@contextmanager
 def no_barrier() -> Generator[None]:
     """A new leader takes what it has read for the whole log."""
     with _instead(Challenger, "_read_to_barrier", lambda _: lambda challenger, reader, producer: True):
@@ -118,12 +127,12 @@ def no_position_check() -> Generator[None]:
 def no_reservation_while_loading() -> Generator[None]:
     """Memory counts as taken once a model is loaded, and not from when it was promised."""
 
-    def room_on(state: State, server: Server, device: Device) -> int:
+    def room_on(state: State, server: Server, device: Device, free: int | None = None) -> int:
         key = (server.info.host, device.uuid)
         loaded = state.booked.get(key, 0) - state.arriving.get(key, 0)
         return min(device.total - loaded, device.free)
 
-    with _instead(placement, "room_on", lambda _: room_on), _instead(fleet, "room_on", lambda _: room_on):
+    with _instead(site, "room_on", lambda _: room_on), _instead(fleet, "room_on", lambda _: room_on):
         yield
 
 
@@ -233,6 +242,34 @@ def quota_counted_before_the_decision() -> Generator[None]:
         yield
 
 
+@contextmanager
+def a_cordon_is_forgotten() -> Generator[None]:
+    """Whether a server is cordoned or drains does not matter to a placement."""
+    with _instead(
+        Server,
+        "schedulable",
+        lambda _: property(lambda s: s.record.status == "UP" and s.inventory and not (s.lost or s.stale)),
+    ):
+        yield
+
+
+@contextmanager
+def a_drain_in_a_hurry() -> Generator[None]:
+    """What is on a draining server leaves at once, and not when it is Available elsewhere."""
+
+    def make(original: Any) -> Any:
+        def relieve(draft: Draft, model: Any, generation: int) -> None:
+            original(draft, model, generation)
+            for replica in list(model.of(generation)):
+                if replica.draining and replica.state == "Available":
+                    reconcile.let_go(draft, replica, "its server is draining")
+
+        return relieve
+
+    with _instead(reconcile, "_relieve", make):
+        yield
+
+
 MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset[str]]] = {
     "acknowledge before the append": (
         acknowledge_before_the_append,
@@ -241,6 +278,10 @@ MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset
     "act before the append is acknowledged": (
         act_before_the_acknowledgement,
         frozenset({"a command is of a stored decision"}),
+    ),
+    "unload before the route is stored": (
+        unload_before_the_route_is_stored,
+        frozenset({"no route to what is unloaded"}),
     ),
     "no barrier": (no_barrier, frozenset({"the log never forks", "the log has no hole", "terms never go back"})),
     "no term check": (no_term_check, frozenset({"a command of an older term is refused"})),
@@ -253,6 +294,8 @@ MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset
         frozenset({"handled is what was decided", "each input is handled once"}),
     ),
     "quota counted before the decision": (quota_counted_before_the_decision, frozenset({"no placement passes a cap"})),
+    "a cordon is forgotten": (a_cordon_is_forgotten, frozenset({"nothing is placed on a closed server"})),
+    "a drain in a hurry": (a_drain_in_a_hurry, frozenset({"a drain takes nothing away before it is elsewhere"})),
     "a re-read renews leases": (a_reread_renews_leases, frozenset({"the dead do not return"})),
 }
 """Mutation → (its patch, the invariants that may tell)."""

@@ -1,5 +1,6 @@
 """What must be so in the end, once nothing goes wrong any more: everybody at rest, and all of one mind."""
 
+from magnetar_common.state import Version
 from magnetar_common.status import ModelState, model_status
 from magnetar_common.transitions import R
 from magnetar_events.models import served_name
@@ -30,13 +31,19 @@ def unsettled(checker: Checker) -> str:
         if status.state is not ModelState.AVAILABLE and not (status.code and status.reason):
             return f"{key} is {status.state} without a reason"
         target = model.target
-        waits = target.refused is not None or target.failed is not None
+        waits = target.refused is not None or target.failed is not None or model.frozen
         for replica in model.replicas.values():
             # A new version of which not all replicas fit does not take over from one that serves.
             held_back = replica.state is R.LOADED and waits and replica.generation == model.generation
             if replica.state is not R.AVAILABLE and not held_back and not state.servers[replica.server].lost:
                 return f"{replica.key} is {replica.state}"
+            if replica.draining and replica.state is R.AVAILABLE and not _held(model.versions[replica.generation]):
+                return f"{replica.key} is on a server that drains, and nothing says why"
     return _servers(checker) or _routes(checker) or _projector(checker)
+
+
+def _held(version: Version) -> bool:
+    return version.refused is not None or version.failed is not None
 
 
 def _servers(checker: Checker) -> str:
@@ -51,6 +58,8 @@ def _servers(checker: Checker) -> str:
             return f"{server.name} is there and not known as such"
         if known.incarnation not in agent.process.tokens:
             return f"{server.name} has another life than the state says"
+        if known.awaited:
+            return f"{server.name} is still to give back {list(known.awaited)}"
         expected = sorted(served_name(*place) for place in known.replicas)
         if server.ready() != expected:
             return f"{server.name} holds {server.ready()}, and the state says {expected}"

@@ -64,13 +64,38 @@ class HostDevices:
         return
 
 
+GREED = 1.5
+"""What a greedy model takes of an accelerator, as a multiple of what is declared."""
+
+
+class Habits:
+    """What servers do with the memory of accelerators that nobody told them to do; the same all through a run.
+
+    Attributes:
+        greedy: chance that a model takes more than is declared; each always does, or never.
+        late: chance that what is unloaded is given back a while later.
+        never: chance that it is not, before the server ends.
+    """
+
+    def __init__(self, greedy: float = 0.0, late: float = 0.0, never: float = 0.0) -> None:
+        self.greedy = greedy
+        self.late = late
+        self.never = never
+
+    def takes(self, spec: ModelSpec) -> dict[str, int]:
+        """Return what a model really takes of each device."""
+        greedy = int(sha256(spec.name.encode()).hexdigest()[:4], 16) < self.greedy * 0x10000
+        size = spec.memory_bytes
+        return {device: int(size * GREED) if greedy and device != "cpu" else size for device in spec.devices}
+
+
 class _Held:
     """A model in a server."""
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, takes: dict[str, int]) -> None:
         self.spec = spec
         self.state = IndexState.LOADING
-        self.takes = dict.fromkeys(spec.devices, spec.memory_bytes)
+        self.takes = takes
         self.error: LoadFailed | None = None
 
 
@@ -84,26 +109,32 @@ class SimServer:
         trouble: chance that a load fails for a reason that may pass.
         ever: served name → when it was last loaded (virtual seconds).
         gone: served name → when it was last lost or unloaded.
+        habits: what it does with memory.
+        kept: device → bytes of what was unloaded that it did not give back.
     """
 
-    def __init__(self, hub: Hub, name: str, host: Host, seed: str) -> None:
+    def __init__(self, hub: Hub, name: str, host: Host, seed: str, habits: Habits | None = None) -> None:
         self.hub = hub
         self.name = name
         self.host = host
         self.models: dict[str, _Held] = {}
         self.up = True
+        self.lives = 0
         self.busy = False
         self.trouble = 0.0
         self.slowness = 1.0
         self.ever: dict[str, float] = {}
         self.gone: dict[str, float] = {}
+        self.habits = habits or Habits()
+        self.kept = dict.fromkeys(host.totals, 0)
         self._random = Random(f"{seed}/server/{name}")
+        self._memory = Random(f"{seed}/memory/{name}")
 
     def begin_load(self, spec: ModelSpec) -> _Held:
         """Take up a load, or find the one that is under way."""
         held = self.models.get(spec.name)
         if held is None:
-            held = self.models[spec.name] = _Held(spec)
+            held = self.models[spec.name] = _Held(spec, self.habits.takes(spec))
             seconds = self._random.uniform(0.05, 1.5) * self.slowness
             self.hub.note(self.name, "loads", model=spec.name, seconds=round(seconds, 2))
             self.hub.after(seconds, self._end_load, held)
@@ -139,16 +170,35 @@ class SimServer:
         held.error = held.error or LoadFailed(Code.LOAD_FAILED, "it was unloaded meanwhile")
         if held.state is IndexState.READY:
             for device, amount in held.takes.items():
-                self.host.used[device] -= amount
+                self._give_back(device, amount)
         self.gone[name] = self.hub.now
         self.hub.note(self.name, "let go of", model=name)
+
+    def _give_back(self, device: str, amount: int) -> None:
+        chance = self._memory.random() if device != "cpu" and self.up else 1.0
+        if chance < self.habits.never + self.habits.late:
+            self.kept[device] += amount
+            self.hub.note(self.name, "keeps", device=device, bytes=amount)
+            if chance >= self.habits.never:
+                self.hub.after(self._memory.uniform(0.5, 20.0), self._late, self.lives, device, amount)
+        else:
+            self.host.used[device] -= amount
+
+    def _late(self, life: int, device: str, amount: int) -> None:
+        if life == self.lives:
+            self.kept[device] -= amount
+            self.host.used[device] -= amount
 
     def die(self) -> None:
         """End with all that it holds."""
         self.hub.note(self.name, "server died")
         self.up = False
+        self.lives += 1
         for name in list(self.models):
             self.drop(name)
+        for device, amount in self.kept.items():
+            self.host.used[device] -= amount
+            self.kept[device] = 0
 
     def boot(self) -> None:
         """Be there again, empty."""

@@ -53,7 +53,7 @@ def test_the_steps_cover_the_whole_story() -> None:
 
 
 @pytest.mark.parametrize("offset", range(1, 1 + EVERY))
-def test_a_crash_at_any_step_loses_nothing_and_repeats_nothing(offset: int) -> None:
+def test_l14_a_crash_at_any_step_loses_nothing_and_repeats_nothing(offset: int) -> None:
     """A standby takes over; each request is handled once, each command arrives, no agent acts on one twice."""
     for step in range(offset, STEPS, EVERY):
         run(step)

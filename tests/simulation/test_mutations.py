@@ -1,4 +1,4 @@
-"""The simulation finds bugs: each of eleven mutations of the production code is caught, by the invariant that it breaks."""
+"""The simulation finds bugs: each of these mutations of the production code is caught, by the invariant that it breaks."""
 
 import pytest
 

@@ -1,13 +1,17 @@
 """Rows of SCENARIOS.md, each on the production loops and on virtual time; every invariant holds all the while, too."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
+from magnetar_common import beacon
+from magnetar_common.bus import Message
 from magnetar_common.errors import Deposed
 from magnetar_common.status import ModelState
-from magnetar_common.topics import COMMANDS
+from magnetar_common.topics import COMMANDS, SERVICE_REGISTRY
 from magnetar_events import facts as f
+from tests.simulation import bus
 from tests.simulation.directed import Endpoints, Facts, begin, deploy, homes, kill_leader, leading, state_of
 from tests.simulation.simulation import simulation
 
@@ -75,8 +79,41 @@ def test_16_an_outage_of_the_broker_is_nobodys_death() -> None:
         running.settle()
         running.run_for(40.0)
         assert facts.of(f.ServerLost, f.ReplicaPlaced, f.ReplicaChanged) == []
-        back = [agent.process.connections[0].session._up_at for agent in running.cluster.agents]
-        assert len(set(back)) == len(back)
+
+
+def first_heard_after_an_outage(monkeypatch: pytest.MonkeyPatch, *, jitter: bool = True) -> list[float]:
+    """Return when (seconds) each of ten agents is heard first after 30 s without a broker, all reconnected at once."""
+    monkeypatch.setattr(bus, "RECONNECT_S", (0.05, 0.05))  # the spread is to be our own, and not the client's
+    with simulation("16c", servers=10, projector=False, registry=False) as running, monkeypatch.context() as changed:
+        begin(running)
+        first: dict[str, float] = {}
+        agents = {f"{name}/0" for name in running.cluster.servers}
+
+        def stored(message: Message, _: object) -> None:
+            if message.topic == SERVICE_REGISTRY.name and message.key.rpartition("/")[0] in agents:
+                first.setdefault(message.key, running.hub.now)
+
+        if not jitter:
+            changed.setattr(beacon, "random", SimpleNamespace(uniform=lambda low, high: high if low else 0.0))
+        running.cluster.broker.outage(30.0)
+        running.run_for(29.9)
+        running.cluster.broker.on_stored.append(stored)
+        running.run_for(15.0)
+        assert len(first) == len(agents), first
+        return sorted(first.values())
+
+
+def test_16_a_fleet_comes_back_spread_over_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the broker is back everybody sees it in the same moment, and is heard in one of his own."""
+    times = first_heard_after_an_outage(monkeypatch)
+    assert times[-1] - times[0] > 1.0
+    assert max(sum(begin <= at < begin + 0.5 for at in times) for begin in times) <= len(times) / 2
+
+
+def test_16_a_fleet_in_step_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counter-example: without the beacons' jitter all are heard in one moment, so that the test above can fail."""
+    times = first_heard_after_an_outage(monkeypatch, jitter=False)
+    assert times[-1] - times[0] < 0.5
 
 
 def test_16_who_really_dies_during_an_outage_is_noticed() -> None:
@@ -100,10 +137,10 @@ def test_17_an_agent_that_is_back_in_time_keeps_its_models() -> None:
         facts = Facts(running)
         (home,) = homes(running, "iris")
         agent = running.cluster.services[f"agent-{home}"]
-        bus = agent.process.connections[0]
-        bus.sever(noticed=True)
+        connection = agent.process.connections[0]
+        connection.sever(noticed=True)
         running.run_for(4.0)
-        bus.heal()
+        connection.heal()
         running.run_for(20.0)
         assert facts.of(f.ServerLost, f.ServerSuperseded, f.ReplicaPlaced) == []
         agent.process.kill()

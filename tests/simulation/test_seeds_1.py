@@ -5,7 +5,7 @@ import pytest
 from tests.simulation.seeds import EACH, check
 
 
-@pytest.mark.parametrize("first", range(0, 80, EACH))
+@pytest.mark.parametrize("first", range(0, 150, EACH))
 def test_seeds(first: int) -> None:
     """Chaos breaks nothing, and ends well."""
     check(range(first, first + EACH))

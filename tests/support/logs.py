@@ -7,7 +7,7 @@ from magnetar_events import ENTRY, Entry
 from magnetar_events.entry import BARRIER, Input
 from magnetar_events.facts import Fact
 from magnetar_events.schemas import schema_json
-from tests.support.world import World, record, spec
+from tests.support.world import MIB, World, record, spec
 
 
 def busy_world(world: World | None = None) -> World:
@@ -46,7 +46,63 @@ def upgraded_world() -> World:
     world.deploy(spec("before", replicas=1))
     world.answer(digest="c" * 64)
     world.finalize()
-    return busy_world(world)
+    return shared_world(drained_world(busy_world(world)))
+
+
+def drained_world(world: World | None = None) -> World:
+    """Servers that are cordoned, drained and resumed, by operators and by agents that end; something is stuck, too."""
+    world = world or World()
+    for server in ("d1", "d2"):
+        world.join(server)
+    world.deploy(spec("moved"))
+    world.deploy(spec("held", memory=900 * MIB))
+    world.answer(digest="d" * 64)
+    home = next(key[1] for key in world.states("default/moved")).split("/")[1]
+    world.drain(home, deadline_ms=10_000)
+    world.answer(digest="d" * 64)
+    world.pass_time(20_000)
+    world.answer()
+    other = {"d1": "d2", "d2": "d1"}[home]
+    world.cordon(other)
+    world.resume(home)
+    digest = world.of(other).server.digest  # type: ignore[union-attr]
+    world.registry(record(other, status="DRAINING", digest=digest))
+    world.answer(digest="d" * 64)
+    world.pass_time(5_000)
+    world.answer()
+    world.join(other, incarnation="two")
+    world.drain(home)
+    world.cordon(home)
+    world.lapse(home)
+    world.answer(digest="d" * 64)
+    world.pass_time(5_000)
+    world.answer()
+    world.pass_time(2 * 86_400_000)
+    for server in (home, other):
+        world.resume(server)
+    return world
+
+
+def shared_world(world: World | None = None) -> World:
+    """Tenants with floors and caps: one waits at its cap, one has others leave, limits change and go."""
+    world = world or World()
+    world.set_policy(preemption="lower-priority")
+    world.join("t1", memory=300 * MIB)
+    world.set_tenant("red", cap_replicas=1, cap_bytes=300 * MIB)
+    world.set_tenant("green", floor_replicas=1, floor_bytes=100 * MIB, over_cap="refuse")
+    world.deploy(spec("first", tenant="red", memory=250 * MIB, server="t1"))
+    world.answer()
+    world.deploy(spec("second", tenant="red", server="t1"))
+    world.deploy(spec("late", tenant="green", memory=200 * MIB, server="t1", priority=5))
+    world.pass_time(5_000)
+    world.answer()
+    world.set_tenant("red", cap_replicas=2)
+    world.answer()
+    world.delete_tenant("green")
+    world.undeploy("first", "red")
+    world.pass_time(5_000)
+    world.answer()
+    return world
 
 
 def entry(position: int, *facts: Fact, name: str = "", **fields: int) -> Entry:

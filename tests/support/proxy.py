@@ -34,6 +34,8 @@ class Proxy:
         self._held: set[Direction] = set()
         self._refusing = False
         self._delay = 0.0
+        self.passed: dict[Direction, int] = {"up": 0, "down": 0}
+        """Bytes forwarded so far."""
         self._sockets: set[socket.socket] = set()
         self._closed = threading.Event()
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
@@ -128,6 +130,8 @@ class Proxy:
                     self._closed.wait(self._delay)
                 with contextlib.suppress(OSError):  # it is gone: drain what the other has to say, until it knows
                     target.sendall(data)
+                with self._changed:
+                    self.passed[direction] += len(data)
         with contextlib.suppress(OSError):
             if direction == "up":  # the client has ended: the broker gets all that it sent, and then the end
                 target.shutdown(socket.SHUT_WR)

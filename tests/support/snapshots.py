@@ -63,7 +63,6 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "another log's": lambda stored: resealed(stored, log="other"),
     "of another entry": lambda stored: resealed(stored, entry="usurper"),
     "at another place": lambda stored: resealed(stored, message_id="0:0:-1"),
-    "beyond the log": lambda stored: resealed(stored, message_id="99999:0:-1", before="99998:0:-1"),
     "a place that is none": lambda stored: resealed(stored, before="here"),
     "at another position": lambda stored: resealed(stored, position=1),
 }

@@ -127,4 +127,4 @@ def staged(folder: Path, adapter: FakeAdapter | None = None, **options: object) 
         stage.agent.close()
         stage.listen()
     assert stage.failures == []
-    assert ours() <= before
+    eventually(lambda: ours() <= before)

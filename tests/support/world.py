@@ -14,13 +14,19 @@ from magnetar_events.models import ModelSpec, index_digest, served_name
 from magnetar_events.policy import Policy
 from magnetar_events.records import Address, Device, RuntimeInfo, ServerInfo
 from magnetar_events.requests import (
+    CordonServer,
     DeleteTenant,
     DeployModel,
+    DrainServer,
     FinalizeUpgrade,
+    FreezeModel,
+    ResumeServer,
+    RollbackModel,
     ScaleModel,
     SetPolicy,
     SetTenant,
     UndeployModel,
+    UnfreezeModel,
 )
 from magnetar_events.tenants import Tenant
 from magnetar_scheduler import inputs as i
@@ -141,8 +147,19 @@ class World:
     def undeploy(self, name: str = "iris", tenant: str = "default") -> list[f.Fact]:
         return self.request(ModelEvent(event=UndeployModel(name=name, tenant=tenant)))
 
-    def scale(self, replicas: int, name: str = "iris", tenant: str = "default") -> list[f.Fact]:
-        return self.request(ModelEvent(event=ScaleModel(name=name, tenant=tenant, replicas=replicas)))
+    def scale(self, replicas: int, name: str = "iris", tenant: str = "default", *, now: bool = False) -> list[f.Fact]:
+        return self.request(ModelEvent(event=ScaleModel(name=name, tenant=tenant, replicas=replicas, now=now)))
+
+    def rollback(
+        self, to: int, name: str = "iris", *, model: ModelSpec | None = None, tenant: str = "default"
+    ) -> list[f.Fact]:
+        return self.request(ModelEvent(event=RollbackModel(name=name, tenant=tenant, to=to, model=model)))
+
+    def freeze(self, name: str = "iris", tenant: str = "default", **envelope: object) -> list[f.Fact]:
+        return self.request(ModelEvent(event=FreezeModel(name=name, tenant=tenant), **envelope))  # type: ignore[arg-type]
+
+    def unfreeze(self, name: str = "iris", tenant: str = "default") -> list[f.Fact]:
+        return self.request(ModelEvent(event=UnfreezeModel(name=name, tenant=tenant)))
 
     def set_policy(self, **rules: object) -> list[f.Fact]:
         return self.request(ModelEvent(event=SetPolicy(policy=Policy(**rules))))  # type: ignore[arg-type]
@@ -155,6 +172,15 @@ class World:
 
     def finalize(self, fold_version: int = FOLD_VERSION) -> list[f.Fact]:
         return self.request(ModelEvent(event=FinalizeUpgrade(fold_version=fold_version)))
+
+    def drain(self, server: str = "a", **fields: object) -> list[f.Fact]:
+        return self.request(ModelEvent(event=DrainServer(server=f"{server}/0", **fields), reason="maintenance"))  # type: ignore[arg-type]
+
+    def cordon(self, server: str = "a") -> list[f.Fact]:
+        return self.request(ModelEvent(event=CordonServer(server=f"{server}/0")))
+
+    def resume(self, server: str = "a") -> list[f.Fact]:
+        return self.request(ModelEvent(event=ResumeServer(server=f"{server}/0")))
 
     # --- servers ----------------------------------------------------------------------------------------------------------
 
@@ -206,12 +232,13 @@ class World:
             answered += 1
         return answered
 
-    def answer_one(self, key: ReplicaKey, *, digest: str = "") -> list[f.Fact]:
+    def answer_one(self, key: ReplicaKey, *, digest: str = "", measured: int = 0) -> list[f.Fact]:
         replica = self.state.outstanding[key]
         rec = self.state.servers[key.server].record
         fields = {"model": key.model, "generation": key.generation, "position": replica.position}
         if self.state.command_of(replica) == "LoadModel":
-            return self.report(rec, r.ModelLoaded(**fields, digest=digest))
+            memory = tuple(r.DeviceMemory(device=b.device, measured=measured) for b in replica.bookings if measured)
+            return self.report(rec, r.ModelLoaded(**fields, digest=digest, memory=memory))
         return self.report(rec, r.ModelUnloaded(**fields))
 
     def fail_load(self, key: ReplicaKey, code: str = "LOAD_FAILED", *, retriable: bool = True) -> list[f.Fact]:

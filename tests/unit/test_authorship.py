@@ -10,7 +10,7 @@ from magnetar_common.state import State
 from magnetar_events import ENTRY, ModelEvent
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy, Publisher
-from magnetar_events.requests import Actor, DeployModel, SetPolicy
+from magnetar_events.requests import Actor, CordonServer, DeployModel, DrainServer, ResumeServer, SetPolicy
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.inputs import understand
 from tests.support.world import World, spec
@@ -98,6 +98,16 @@ def test_only_who_may_sets_the_policy_once_signatures_are_required(strict: World
     assert refusal(signed(strict, policy(), "ci")) == ("NOT_PERMITTED", "event")
     assert isinstance(signed(strict, policy(publishers=PUBLISHERS))[0], f.RequestAccepted)
     assert author(strict.request(wish())) == ("", "none", "")
+
+
+@pytest.mark.parametrize("order", [CordonServer, DrainServer, ResumeServer])
+def test_only_who_may_set_the_policy_orders_about_servers_once_signatures_are_required(
+    strict: World, order: type[CordonServer | DrainServer | ResumeServer]
+) -> None:
+    strict.join("a")
+    asked = ModelEvent(cluster="local", event=order(server="a/0"))
+    assert refusal(signed(strict, asked, "ci")) == ("NOT_PERMITTED", "event")
+    assert isinstance(signed(strict, asked)[0], f.RequestAccepted)
 
 
 def test_nobody_is_locked_out(world: World) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from magnetar_common.evolve import evolve, fold
 from magnetar_common.fleet import Fleet
 from magnetar_common.state import ReplicaKey, State
-from magnetar_common.transitions import R
+from magnetar_common.transitions import ON_ITS_WAY, R
 from magnetar_events import ENTRY
 from magnetar_events import facts as f
 from magnetar_events import reports as r
@@ -31,10 +31,14 @@ step = st.one_of(
     st.tuples(st.just("lapse"), st.sampled_from(SERVERS), st.just(0)),
     st.tuples(st.just("down"), st.sampled_from(SERVERS), st.just(0)),
     st.tuples(st.just("drain"), st.sampled_from(SERVERS), st.integers(0, 1)),
+    st.tuples(st.just("order"), st.sampled_from(SERVERS), st.integers(0, 3)),
     st.tuples(st.just("deploy"), st.sampled_from(MODELS), st.integers(0, 8)),
     st.tuples(st.just("scale"), st.sampled_from(MODELS), st.integers(0, 3)),
     st.tuples(st.just("undeploy"), st.sampled_from(MODELS), st.just(0)),
-    st.tuples(st.just("answer"), st.integers(0, 5), st.just(0)),
+    st.tuples(st.just("rollback"), st.sampled_from(MODELS), st.integers(1, 4)),
+    st.tuples(st.just("freeze"), st.sampled_from(MODELS), st.integers(0, 2)),
+    st.tuples(st.just("steps"), st.integers(0, 2), st.just(0)),
+    st.tuples(st.just("answer"), st.integers(0, 5), st.sampled_from((0, 0, 50, 90, 400))),
     st.tuples(st.just("fail"), st.integers(0, 5), st.booleans()),
     st.tuples(st.just("inventory"), st.sampled_from(SERVERS), st.integers(0, 3)),
     st.tuples(st.just("stale"), st.sampled_from(SERVERS), st.just(0)),
@@ -42,6 +46,43 @@ step = st.one_of(
     st.tuples(st.just("wrong"), st.sampled_from(MODELS), st.integers(0, 40)),
     st.tuples(st.just("time"), st.sampled_from((10, 1_500, 70_000, 2_000_000)), st.just(0)),
 )
+
+
+class Watched(World):
+    """Each entry is compared with what is promised of devices, where nothing may be placed, and who serves."""
+
+    def feed(self, source: i.Decidable, raw: Input | None = None, *, settle: bool = True) -> list[f.Fact]:
+        entries, before = len(self.log), self.snapshot()
+        facts = super().feed(source, raw, settle=False)
+        for fact in facts if len(self.log) > entries else ():
+            if isinstance(fact, f.ReplicaPlaced):
+                self._within_the_promise(fact)
+                assert not before.servers[fact.server].closed, (
+                    "nothing is placed on a server that is cordoned or drains"
+                )
+            if isinstance(fact, f.ReplicaChanged) and fact.reason == "its server is draining":
+                self._serving_still(fact, before)
+        if settle and not isinstance(source, i.Continue):
+            while self.feed(i.Continue(), Input("continue")):
+                pass
+        return facts
+
+    def _within_the_promise(self, fact: f.ReplicaPlaced) -> None:
+        host = self.state.servers[fact.server].info.host
+        for booking in fact.bookings:
+            promised = max(
+                server.devices[booking.device].total * (100 + server.info.over_commit_percent) // 100
+                for server in self.state.servers.values()
+                if server.info.host == host and booking.device in server.devices
+            )
+            assert self.state.booked.get((host, booking.device), 0) <= promised, f"{host}/{booking.device}"
+
+    def _serving_still(self, fact: f.ReplicaChanged, before: State) -> None:
+        if fact.before == "Available":
+            model = self.state.models.get(fact.model) or before.models[fact.model]
+            serving = sum(r.state is R.AVAILABLE for r in model.of(fact.generation))
+            wanted = model.versions[fact.generation].wanted
+            assert serving >= wanted, "what is on a draining server serves until enough others do"
 
 
 def apply(world: World, action: str, one: Any, two: Any) -> None:
@@ -60,12 +101,20 @@ def apply(world: World, action: str, one: Any, two: Any) -> None:
             world.registry(server.record.model_copy(update={"status": "DOWN"}))
         case "drain" if server:
             world.registry(server.record.model_copy(update={"status": "DRAINING" if two else "UP"}))
+        case "order":
+            (world.resume, world.cordon, world.drain, world.drain)[two](one)
         case "deploy":
             world.deploy(spec(one, memory=SIZES[two % 3] * MIB, replicas=two // 3, storage_uri=f"file:///{two}"))
         case "scale":
             world.scale(two, one)
         case "undeploy":
             world.undeploy(one)
+        case "rollback":
+            world.rollback(two, one, model=spec(one, storage_uri=f"file:///old/{two}") if two % 2 else None)
+        case "freeze":
+            world.unfreeze(one) if two else world.freeze(one)
+        case "steps":
+            world.set_policy(rollout_unavailable=one)
         case "answer" | "fail" if world.state.outstanding:
             keys = sorted(world.state.outstanding)
             chosen = keys[one % len(keys)]
@@ -73,7 +122,7 @@ def apply(world: World, action: str, one: Any, two: Any) -> None:
             if action == "fail" and loading:
                 world.fail_load(chosen, retriable=two)
             else:
-                world.answer_one(chosen)
+                world.answer_one(chosen, measured=int(two) * MIB)
         case "inventory" if server:
             held = sorted(server.replicas) if two % 2 else []
             extra = [(f"default/{MODELS[two % 3]}", 1 + two // 2)] if two > 1 else []
@@ -108,17 +157,26 @@ def check(world: World) -> None:
                 booked[device] = booked.get(device, 0) + booking.bytes
         assert not model.pending()[0], "nothing that could be done at once is left undone"
         assert {t.generation for t in model.traffic} <= set(model.versions)
+    for server in state.servers.values():
+        order = state.cordons.get(server.key)
+        assert (server.cordon == "DRAINING") == (order is not None and order.drain)
+        assert bool(server.cordon) == (order is not None)
+        assert {replica.draining for replica in server.replicas.values()} <= {server.draining}
+        assert server.draining or not (server.drains or server.drain_due)
+        assert not (server.draining and any(r.state in ON_ITS_WAY for r in server.replicas.values()))
+        for held in (*server.awaited.values(), *server.leaked.values()):
+            for booking in held.bookings:
+                device = (server.info.host, booking.device)
+                booked[device] = booked.get(device, 0) + booking.bytes
+        mine = [*server.replicas.values(), *server.awaited.values(), *server.leaked.values()]
+        assert server.booked == sum(booking.bytes for each in mine for booking in each.bookings)
     assert {d: b for d, b in booked.items() if b} == state.booked
-    for device, total in state.booked.items():
-        known = [s.devices[device[1]].total for s in state.servers.values() if s.info.host == device[0]]
-        adopted = sum("found on its server" in x.reason for m in state.models.values() for x in m.replicas.values())
-        assert total <= max(known) or adopted, f"{device} is over-booked"
 
 
 def indexed(fleet: Fleet, state: State) -> tuple[Any, ...]:
     """All that a fleet's index says."""
-    classes = {kind: list(ranks) for kind, ranks in fleet.classes(state)}
-    return classes, fleet.rooms(state), [fleet.named(state, name) for name in SERVERS]
+    pools = {pool: list(ranks) for pool, ranks in fleet.pools(state)}
+    return pools, fleet.rooms(state), [fleet.named(state, name) for name in SERVERS]
 
 
 def check_fleet(state: State) -> None:
@@ -133,7 +191,7 @@ def check_fleet(state: State) -> None:
 @given(st.lists(step, max_size=40))
 def test_any_history(steps: list[tuple[str, Any, Any]]) -> None:
     """No sequence breaks the books, leaves an illegal fact, or makes replay differ from the live state."""
-    world = World()
+    world = Watched()
     positions: dict[int, State] = {}
     for n, (action, one, two) in enumerate(steps):
         apply(world, action, one, two)
@@ -173,7 +231,7 @@ def any_fact(draw: Any) -> f.Fact:
             values[field.name] = World().state.policy
         elif field.name == "tenant":
             values[field.name] = Tenant(name="default", floor_replicas=draw(st.integers(0, 3)))
-        elif field.name in ("bookings", "measured"):
+        elif field.name in ("bookings", "measured", "expected", "free", "returned"):
             values[field.name] = (f.Booking("cpu", draw(st.integers(0, 9))),)
         else:
             values[field.name] = ()

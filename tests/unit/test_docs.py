@@ -42,7 +42,8 @@ from magnetar_events.tenants import Tenant
 from magnetar_projector.main import ProjectorSettings
 from magnetar_registry.main import RegistrySettings
 from magnetar_scheduler.main import SchedulerSettings
-from magnetar_scheduler.placement import RULES
+from magnetar_scheduler.placement.filters import FILTERS
+from magnetar_scheduler.placement.scorers import SCORERS
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import Led, eventually, leading
 from tests.unit.test_inference import Server
@@ -172,6 +173,15 @@ def _rights() -> str:
     return _table(("`--as`", "who", "writes", "reads"), rows)
 
 
+def _filters() -> str:
+    rows = (
+        (f"`{each.against.__module__.rpartition('.')[2]}.py`", f"`{rule}`", said)
+        for each in FILTERS
+        for rule, said in each.rules.items()
+    )
+    return _table(("file", "rule", "the server is"), rows)
+
+
 def mermaid() -> str:
     """The transition table as a diagram."""
     lines = [f"    {before} --> {after}" for before, following in TRANSITIONS.items() for after in sorted(following)]
@@ -196,7 +206,8 @@ GENERATED: dict[str, Callable[[], str]] = {
     "topics": _topics,
     "metrics": _metrics,
     "exit codes": _exit_codes,
-    "rules": lambda: _table(("rule", "the server is"), ((f"`{rule}`", said) for rule, said in RULES.items())),
+    "filters": _filters,
+    "scorers": lambda: _table(("scorer", "better is"), ((f"`{each.name}`", each.said) for each in SCORERS)),
     "load codes": lambda: _table(
         ("code", "tried again"), ((f"`{code}`", "yes" if again else "no: final") for code, again in RETRIABLE.items())
     ),

@@ -125,9 +125,9 @@ def test_unknown_schema_and_unknown_kind_are_told_apart() -> None:
     with pytest.raises(Undecodable) as refused:
         MODEL_EVENT.decode(payload, "0123456789abcdef")
     assert refused.value.code == "UNKNOWN_SCHEMA"
-    newer = json.loads(json.dumps(schemas.generated("model-events")).replace('"UndeployModel"', '"FreezeModel"'))
+    newer = json.loads(json.dumps(schemas.generated("model-events")).replace('"UndeployModel"', '"PolishModel"'))
     out = io.BytesIO()
-    raw = {**wire(), "event": ("magnetar.FreezeModel", {"tenant": "default", "name": "iris"})}
+    raw = {**wire(), "event": ("magnetar.PolishModel", {"tenant": "default", "name": "iris"})}
     fastavro.schemaless_writer(out, fastavro.parse_schema(newer), raw)
     known = schemas.by_fingerprint
     try:
@@ -136,7 +136,7 @@ def test_unknown_schema_and_unknown_kind_are_told_apart() -> None:
             MODEL_EVENT.decode(out.getvalue(), "ffffffffffffffff")
     finally:
         schemas.by_fingerprint = known
-    assert (refused.value.code, refused.value.kind) == ("UNKNOWN_KIND", "FreezeModel")
+    assert (refused.value.code, refused.value.kind) == ("UNKNOWN_KIND", "PolishModel")
 
 
 def test_committed_schemas_are_the_generated_ones() -> None:

@@ -37,7 +37,7 @@ def read(following: Follower) -> bytes:
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("silent", "stalled"), ("gone", "disconnected"), ("fails", "failed")])
-def test_a_reader_that_is_of_no_use_is_replaced_and_nothing_is_lost_or_repeated(
+def test_l11_a_reader_that_is_of_no_use_is_replaced_and_nothing_is_lost_or_repeated(
     bus: WaywardBus, fault: Fault, reason: str
 ) -> None:
     """It goes on after the last message that was returned; the reason is counted."""

@@ -32,7 +32,7 @@ def test_folds_to_the_same_state(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name)
-def test_is_decided_the_same(path: Path) -> None:
+def test_l17_is_decided_the_same(path: Path) -> None:
     """The log alone can be run through ``decide``: today's rules come to the same facts, or the change is a wanted one."""
     entries, _ = golden.read(path)
     state, decided = State(), 0

@@ -73,6 +73,8 @@ def say(what):
 
 with Lifecycle() as life:
     life.on_stop("bye", lambda: say(life.reason))
+    if sys.argv[1] == "prepares":
+        life.on_terminate(lambda: say("preparing"))
     if sys.argv[1] == "stuck":
         life.on_stop("stuck", lambda: (say("stuck"), threading.Event().wait()))
     say("ready")
@@ -110,3 +112,28 @@ def test_a_second_signal_ends_a_process_that_hangs_in_its_shutdown() -> None:
         assert said(process) == "stuck"
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE) == -signal.SIGTERM
+
+
+def test_a_service_that_prepares_its_end_is_asked_first_and_told_next() -> None:
+    """One SIGTERM: prepare; another: end in order."""
+    with started("prepares") as process:
+        process.send_signal(signal.SIGTERM)
+        assert said(process) == "preparing"
+        process.send_signal(signal.SIGTERM)
+        assert said(process) == "SIGTERM"
+        assert process.wait(DEADLINE) == 0
+
+
+def test_ctrl_c_prepares_nothing() -> None:
+    with started("prepares") as process:
+        process.send_signal(signal.SIGINT)
+        assert said(process) == "SIGINT"
+        assert process.wait(DEADLINE) == 0
+
+
+def test_a_preparation_that_fails_ends_the_process() -> None:
+    with Lifecycle() as life:
+        life.on_terminate(lambda: 1 / 0)
+        signal.raise_signal(signal.SIGTERM)
+        assert life.wait(DEADLINE)
+    assert (life.exit_code, life.reason) == (1, "ZeroDivisionError: division by zero")

@@ -464,3 +464,48 @@ def test_l23_model_that_breaks_after_its_load_is_known_to_be_broken() -> None:
     assert ("DROPPED", "its server no longer holds it") in {(fact.code, fact.reason) for fact in facts}
     world.answer()
     assert routed(world) == {A, B}
+
+
+# --- placement --------------------------------------------------------------------------------------------------------
+
+
+def test_s08_dependant_that_fails_for_a_retriable_reason_is_tried_again_and_comes_right() -> None:
+    """An explainer and its model, both rescheduled: the explainer's load fails while the model is not there yet."""
+    world = World()
+    world.join("a")
+    world.join("b")
+    world.deploy(spec("model"))
+    world.deploy(spec("explainer", base="model"))
+    world.answer()
+    world.lapse("a")
+    world.lapse("b")
+    world.join("a", incarnation="two")
+    explainer = next(key for key in world.state.outstanding if key.model == "default/explainer")
+    world.fail_load(explainer, "DEPENDENCY_MISSING")
+    world.answer()
+    world.pass_time(world.state.policy.load_retry_ms + 1)
+    world.answer()
+    assert {told(world, f"default/{name}").state for name in ("model", "explainer")} == {ModelState.AVAILABLE}
+
+
+def test_s26_version_that_fits_nowhere_leaves_the_old_one_serving_and_says_why() -> None:
+    """Target and active stand side by side; the new version is placed as soon as something fits."""
+    world = serving("a")
+    world.deploy(spec(storage_uri="file:///v2", memory=5000 * 2**20))
+    status = told(world)
+    assert (status.state, status.code) == (ModelState.SCHEDULE_FAILED, "NO_ROOM")
+    assert [(active.generation, active.available) for active in status.active] == [(1, 1)]
+    assert routed(world) == {A}
+    world.join("b", memory=9000 * 2**20)
+    world.answer(digest="b" * 64)
+    assert routed(world) == {B}
+
+
+def test_s34_what_fits_nowhere_else_is_named_with_the_reason_while_its_server_drains() -> None:
+    """It goes on serving where it is, and the status says why there is no other place."""
+    world = serving("a")
+    world.registry(world.of("a").model_copy(update={"status": "DRAINING"}))
+    status = told(world)
+    assert (status.state, status.code) == (ModelState.AVAILABLE, "NO_ROOM")
+    assert "1 draining" in status.reason
+    assert routed(world) == {A}

@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from magnetar_common.bus import EARLIEST, MessageId
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
-from magnetar_common.errors import NoSnapshotStore
+from magnetar_common.errors import LogReplaced, NoSnapshotStore
 from magnetar_common.evolve import fold
 from magnetar_common.log import LogReader, replay
 from magnetar_common.metrics import SNAPSHOTS_IGNORED
@@ -198,19 +198,17 @@ def _elsewhere(world: World) -> list[Any]:
 @pytest.mark.parametrize(
     ("rest", "used"),
     [
-        (lambda world: world.log[:5], False),
         (lambda world: [*world.log[:8], entry(8, name="rewritten")], False),
         (lambda world: [*world.log[:8], *(entry(n, name=f"rewritten{n}") for n in range(8, 20))], False),
         (_elsewhere, False),
-        (lambda world: [], False),
         (lambda world: world.log[:9], True),
     ],
-    ids=["shorter", "its entry rewritten", "rewritten and longer", "another log", "empty", "ends with it"],
+    ids=["its entry rewritten", "rewritten and longer", "another log", "ends with it"],
 )
 def test_only_a_snapshot_of_this_very_log_is_used(
     url: str, world: World, rest: Callable[[World], list[Any]], used: bool
 ) -> None:
-    """Its last entry must be in the log, in the same message; a log that was set back or written anew has another."""
+    """Its last entry must be in the log, in the same message; a log that was written anew has another."""
     store, log, bus = Snapshots(url), rest(world), MemoryBus(MemoryBroker())
     ids = write(MemoryBus(MemoryBroker()), *world.log)
     store.write(taken(world.log, ids, world.replayed(8), bus.cluster_id()))
@@ -218,8 +216,25 @@ def test_only_a_snapshot_of_this_very_log_is_used(
     state, folded = resumed(store, bus)
     assert state == replay(bus)
     assert folded == (0 if used else len(log))
-    if not log:
-        assert beginning(store, bus) == (State(), EARLIEST)
+
+
+@pytest.mark.parametrize("left", [0, 5, 8])
+def test_a_log_that_ends_before_its_snapshot_is_not_led(url: str, world: World, left: int) -> None:
+    """It was deleted or set back: to go on would be to forget what the snapshot proves that it held."""
+    store, bus = Snapshots(url), MemoryBus(MemoryBroker())
+    ids = write(MemoryBus(MemoryBroker()), *world.log)
+    store.write(taken(world.log, ids, world.replayed(8), bus.cluster_id()))
+    write(bus, *world.log[:left], barrier())
+    with pytest.raises(LogReplaced, match=r"no longer holds position 8 .*set back"):
+        beginning(store, bus)
+
+
+def test_an_empty_log_beside_snapshots_of_another_broker_is_a_new_one(url: str, world: World) -> None:
+    """Their message ids mean nothing here."""
+    store, bus = Snapshots(url), MemoryBus(MemoryBroker())
+    ids = write(MemoryBus(MemoryBroker()), *world.log)
+    store.write(taken(world.log, ids, world.replayed(8), "another"))
+    assert beginning(store, bus) == (State(), EARLIEST)
 
 
 def test_a_broker_that_is_away_is_no_reason_to_ignore_one(url: str, world: World, ids: list[MessageId]) -> None:

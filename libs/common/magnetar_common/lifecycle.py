@@ -10,12 +10,18 @@ from typing import Self
 import structlog
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_PREPARE = -1
+_LOOK_S = 0.5
+"""A second signal that the kernel gives to another thread does not wake the main one, which alone runs handlers."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Lifecycle:
     """Stops a service in order on SIGTERM, SIGINT, :meth:`stop` or :meth:`fail`. A second signal ends it at once.
+
+    With :meth:`on_terminate` the first SIGTERM only asks the service to prepare its end; then one more signal stops it in
+    order, and another ends it at once.
 
     As a context manager it installs the signal handlers (in the main thread only), and on leaving runs what was given
     to :meth:`on_stop`, newest first::
@@ -33,9 +39,11 @@ class Lifecycle:
         """Why."""
         self.error: BaseException | None = None
         """What failed first, if anything did."""
+        self._prepare: Callable[[], object] | None = None
         self._callbacks: list[tuple[str, Callable[[], object]]] = []
         self._lock = threading.Lock()
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._warned = False
         self._previous: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     @property
@@ -47,6 +55,17 @@ class Lifecycle:
         """Run this at the end; what is registered last runs first. One that raises is recorded, and stops no other."""
         with self._lock:
             self._callbacks.append((name, callback))
+
+    def on_terminate(self, prepare: Callable[[], object]) -> None:
+        """Call this on the first SIGTERM instead of beginning to end; it does not block, and sees to it that we end."""
+        self._prepare = prepare
+
+    def terminate(self) -> None:
+        """Do what the first SIGTERM does."""
+        if self._prepare is None:
+            self.stop(signal.SIGTERM.name)
+        else:
+            self._prepare()
 
     def stop(self, reason: str = "asked to") -> None:
         """Begin to end. Only the first reason counts."""
@@ -66,7 +85,11 @@ class Lifecycle:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is time to stop, or for ``timeout`` seconds; return whether it is."""
-        return self.stopping.wait(timeout)
+        if timeout is not None or not self._previous:
+            return self.stopping.wait(timeout)
+        while not self.stopping.wait(_LOOK_S):
+            pass
+        return True
 
     def shutdown(self) -> None:
         """Run the callbacks now, newest first. Idempotent."""
@@ -99,10 +122,20 @@ class Lifecycle:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         # Setting an Event here can deadlock (the main thread may hold its lock); SimpleQueue.put is reentrant.
         del frame
+        first, self._warned = not self._warned, True
+        if number == signal.SIGTERM and first and self._prepare is not None:
+            self._signals.put(_PREPARE)
+            return
         self._signals.put(number)
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_DFL)
 
     def _hear(self) -> None:
-        if number := self._signals.get():
-            self.stop(signal.Signals(number).name)
+        while number := self._signals.get():
+            if number != _PREPARE:
+                self.stop(signal.Signals(number).name)
+                return
+            try:
+                self.terminate()
+            except Exception as error:  # noqa: BLE001 - then it ends without
+                self.fail(error)

@@ -6,18 +6,35 @@ from dataclasses import dataclass
 
 import structlog
 
-from magnetar_common.bus import EARLIEST, Bus, Message, MessageId
+from magnetar_common.bus import EARLIEST, Bus, Message, MessageId, just_before
 from magnetar_common.bus.follower import Follower
-from magnetar_common.errors import BusUnavailable, LogError, LogFork, LogHole, LogTooNew, LogUnreadable
+from magnetar_common.custody import Custody
+from magnetar_common.errors import (
+    BusUnavailable,
+    LogError,
+    LogFork,
+    LogHole,
+    LogReplaced,
+    LogTooNew,
+    LogUnreadable,
+)
 from magnetar_common.evolve import fold, follows
+from magnetar_common.metrics import LOG_BROKEN
 from magnetar_common.state import State
 from magnetar_common.topics import STATE_CHANGES
 from magnetar_common.voids import Voids
 from magnetar_events import ENTRY
 from magnetar_events.codec import FINGERPRINT, Undecodable
-from magnetar_events.entry import FOLD_VERSION, FOLD_VERSION_PROPERTY, Entry
+from magnetar_events.entry import BARRIER, FOLD_VERSION, FOLD_VERSION_PROPERTY, Entry
 
 _log = structlog.get_logger(__name__)
+
+_KINDS: dict[type[LogError], str] = {
+    LogHole: "hole",
+    LogFork: "fork",
+    LogReplaced: "replaced",
+    LogTooNew: "too-new",
+}
 
 _QUIET_S = 0.5
 _PATIENCE_S = 5.0
@@ -36,13 +53,22 @@ class LogRecord:
 class LogReader:
     """Reads entries in the order of the log; reopens by itself when the broker was away. For one thread.
 
+    It notices when the log is not the one any more that it has read: see :mod:`magnetar_common.custody`.
+
     Args:
         bus: where the log is.
         after: start after this message.
         name: shown in the broker's statistics.
+        state: what was folded up to there; None = nothing is known of it.
     """
 
-    def __init__(self, bus: Bus, after: MessageId = EARLIEST, name: str = "log") -> None:
+    def __init__(self, bus: Bus, after: MessageId = EARLIEST, name: str = "log", state: State | None = None) -> None:
+        self._bus = bus
+        self._custody = Custody()
+        if state is not None:
+            self._custody.note(state.position, state.entry, after)
+        self._broken: MessageId | None = None
+        self._replaced: LogReplaced | None = None
         self.last = after
         self.skipped: list[MessageId] = []
         """Junk that was passed over, as it was signed off."""
@@ -60,21 +86,25 @@ class LogReader:
         Raises:
             LogUnreadable: a message is not an entry.
             LogTooNew: it holds a kind of fact that this version does not know.
+            LogReplaced: the log that was read is gone, and stays so for this reader.
         """
         while (message := self.held or self._follower.read(timeout)) is not None:
             self.held = message
+            if not self._is_same(message):
+                return None
             fingerprint = message.properties.get(FINGERPRINT, "")
             try:
                 entry = ENTRY.decode_trusted(message.payload, fingerprint)
             except Undecodable as error:
                 if not self._voids.covers(message.id, message.payload):
-                    raise _unreadable(message, error) from error
+                    raise self._met(_unreadable(message, error), message.id) from error
                 self._skip(message)
                 if self._follower.at_end():
                     return None
                 continue
             self._latest, self.held, self.last = message, None, message.id
             return LogRecord(entry, message.id, message.payload, fingerprint)
+        self._is_same(None)
         return None
 
     def follows(self, state: State, record: LogRecord) -> bool:
@@ -93,10 +123,13 @@ class LogReader:
             BusUnavailable: the list of junk cannot be read now; the record stays next.
         """
         try:
-            return fold(record)
+            if follows := fold(record):
+                self._custody.note(record.entry.position, record.entry.id, record.message_id)
+            return follows
         except LogError as error:
             self.held = self._latest
             if not isinstance(error, (LogHole, LogFork)) or not self._voids.covers(record.message_id, record.payload):
+                self._met(error, record.message_id)
                 raise
             assert self.held is not None
             self._skip(self.held)
@@ -109,6 +142,35 @@ class LogReader:
     def check(self) -> tuple[bool, str]:
         """Return (moving, why), for ``/readyz``."""
         return self._follower.check()
+
+    def _is_same(self, message: Message | None) -> bool:
+        """Whether the log is still the one that was read, as far as it is time to look; False = it cannot be told now.
+
+        Raises:
+            LogReplaced: it is another one.
+        """
+        if self._replaced is not None:
+            raise self._replaced
+        known, opened = self._custody, self._follower.opened
+        if not known.due(message, opened):
+            return True
+        try:
+            check_history(self._bus, known.position, known.entry, known.place)
+        except LogReplaced as error:
+            self._replaced = error
+            raise self._met(error, known.place) from None
+        except BusUnavailable as error:
+            _log.warning("the log cannot be compared with what was read from it", error=str(error))
+            return False
+        known.looked(message, opened)
+        return True
+
+    def _met(self, error: LogError, where: MessageId) -> LogError:
+        """Count what ends the history here, once."""
+        if where != self._broken:
+            self._broken = where
+            LOG_BROKEN.labels(_KINDS.get(type(error), "unreadable")).inc()
+        return error
 
     def _skip(self, junk: Message) -> None:
         _log.warning("junk on the log is skipped: it was signed off", message_id=str(junk.id), bytes=len(junk.payload))
@@ -160,6 +222,35 @@ def first(bus: Bus, wanted: Callable[[LogRecord], bool], after: MessageId = EARL
         return None
     finally:
         reader.close()
+
+
+def check_history(bus: Bus, position: int, entry: str, place: MessageId) -> None:
+    """See that the log begins where it began, and still holds an entry.
+
+    Args:
+        bus: where the log is.
+        position: of an entry that was read from the log or written to it.
+        entry: its id; empty = not known any more, and then only the beginning is looked at.
+        place: where it is.
+
+    Raises:
+        LogReplaced: it is another log, or there is nothing on it.
+        BusUnavailable: it cannot be told now.
+    """
+
+    def is_one(record: LogRecord) -> bool:
+        return record.entry.position != BARRIER
+
+    def is_there(record: LogRecord) -> bool:
+        return is_one(record) and record.message_id >= place  # what comes before it is the rest of a batch
+
+    beginning = first(bus, is_one)
+    if beginning is None or beginning.entry.position != 0:
+        raise LogReplaced(position, entry, str(place))
+    if entry:
+        found = first(bus, is_there, just_before(place))
+        if found is None or found.entry.id != entry:
+            raise LogReplaced(position, entry, str(place))
 
 
 def _unreadable(message: Message, error: Undecodable) -> LogError:

@@ -8,10 +8,18 @@ _SLOW = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900, 1800)
 LEADER = Gauge("magnetar_leader", "1 while this process leads.")
 TERM = Gauge("magnetar_term", "Newest term seen.")
 LOG_POSITION = Gauge("magnetar_log_position", "Position of the last entry folded.")
+LOG_BROKEN = Counter(
+    "magnetar_log_broken_total", "Places met at which the log cannot be followed: hole, fork, replaced, …", ["kind"]
+)
 INPUT_LAG = Gauge("magnetar_input_lag", "Seconds between an input's publish time and its handling.", ["topic"])
 DECIDE_SECONDS = Histogram("magnetar_decide_seconds", "Time of decide for one input.", buckets=_FAST)
 DECISIONS = Counter("magnetar_decisions_total", "Inputs decided.", ["outcome", "reason"])
 REPLICAS = Gauge("magnetar_replicas", "Replicas by state.", ["state"])
+UNRETURNED = Gauge(
+    "magnetar_unreturned_memory_bytes",
+    "Memory of unloaded replicas that no device shows yet, and is reserved.",
+    ["state"],
+)
 ILLEGAL_FACTS = Gauge("magnetar_illegal_facts", "Facts in the log that the transition table forbids.")
 
 READER_REOPENED = Counter("magnetar_reader_reopened_total", "Readers opened anew.", ["topic", "reason"])
@@ -27,6 +35,10 @@ HOLDING = Gauge("magnetar_leases_holding", "1 while something keeps suspicions f
 RETIRED = Counter("magnetar_retired_total", "Records that the registry service retired.", ["how"])
 
 LOAD_SECONDS = Histogram("magnetar_load_seconds", "Duration of a load by phase.", ["phase"], buckets=_SLOW)
+REPORTS_WAITING = Gauge("magnetar_reports_waiting", "An agent's reports that the broker has not stored yet.")
+REPORTS_DROPPED = Counter(
+    "magnetar_reports_dropped_total", "An agent's reports dropped at the limit of those that wait."
+)
 DEVICE_MEMORY = Gauge("magnetar_device_memory_bytes", "Memory of a device by kind.", ["device", "kind"])
 
 SNAPSHOT_POSITION = Gauge("magnetar_snapshot_position", "Position of the last snapshot written.")

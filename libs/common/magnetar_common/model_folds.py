@@ -24,6 +24,12 @@ def model_wanted(model: Model, fact: f.ModelWanted, position: int, at: int) -> b
     """A version is wanted: the model is there, and that is its target."""
     spec = fact.spec
     model.generation, model.deleted, model.due = fact.generation, False, 0
+    known = model.versions.get(fact.generation) if fact.again else None
+    if known is not None:
+        known.spec, known.wanted, known.position, known.at = spec, spec.replicas, position, at
+        known.refused, known.failed, known.places, known.full = None, None, {}, 0
+        known.claim, known.preempted = "", False
+        return True
     model.versions[fact.generation] = Version(
         fact.generation, spec, position, at, wanted=spec.replicas, digest=spec.artifact_digest
     )
@@ -35,6 +41,26 @@ def _model_scaled(model: Model, fact: f.ModelScaled, position: int, at: int) -> 
     if version is None:
         return False
     version.wanted, version.refused, version.claim, model.owner = fact.replicas, None, "", fact.owner
+    return True
+
+
+def _model_frozen(model: Model, fact: f.ModelFrozen, position: int, at: int) -> bool:
+    model.frozen, model.frozen_by, model.frozen_reason = True, fact.actor, fact.reason
+    for version in model.versions.values():
+        version.claim = ""
+    return True
+
+
+def _model_unfrozen(model: Model, fact: f.ModelUnfrozen, position: int, at: int) -> bool:
+    model.frozen, model.frozen_by, model.frozen_reason = False, "", ""
+    return True
+
+
+def _version_kept(model: Model, fact: f.VersionKept, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.wanted, version.full, version.refused, version.claim = fact.replicas, fact.full, None, ""
     return True
 
 
@@ -132,6 +158,22 @@ def _replica_measured(model: Model, fact: f.ReplicaMeasured, position: int, at: 
     return True
 
 
+def _size_learnt(model: Model, fact: f.SizeLearnt, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None:
+        return False
+    version.learnt = fact.bytes
+    return True
+
+
+def _replica_booked(model: Model, fact: f.ReplicaBooked, position: int, at: int) -> bool:
+    replica = model.replicas.get((fact.generation, fact.server))
+    if replica is None:
+        return False
+    replica.bookings = fact.bookings
+    return True
+
+
 def _placement_refused(model: Model, fact: f.PlacementRefused, position: int, at: int) -> bool:
     version = model.versions.get(fact.generation)
     if version is None:
@@ -160,6 +202,9 @@ MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
     f.ModelWanted: model_wanted,
     f.ModelScaled: _model_scaled,
     f.ModelUndeployed: _model_undeployed,
+    f.ModelFrozen: _model_frozen,
+    f.ModelUnfrozen: _model_unfrozen,
+    f.VersionKept: _version_kept,
     f.ArtifactPinned: _artifact_pinned,
     f.VersionFailed: _version_failed,
     f.VersionRevived: _version_revived,
@@ -169,6 +214,8 @@ MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
     f.ReplicaAdopted: _replica_adopted,
     f.ReplicaChanged: _replica_changed,
     f.ReplicaMeasured: _replica_measured,
+    f.SizeLearnt: _size_learnt,
+    f.ReplicaBooked: _replica_booked,
     f.PlacementRefused: _placement_refused,
     f.PlacementSettled: _placement_settled,
     f.ReplicasPreempted: _replicas_preempted,

@@ -14,6 +14,7 @@ from magnetar_common.transitions import R
 
 if TYPE_CHECKING:
     from magnetar_common.state import Model, Replica, State, Version
+    from magnetar_events.facts import PlacementRefused
     from magnetar_events.models import ModelSpec
     from magnetar_events.tenants import Tenant
 
@@ -22,6 +23,9 @@ TENANT_QUOTA = "tenant-quota"
 
 TENANT_FLOOR = "tenant-floor"
 """Rule that keeps a server for a tenant that waits below its floor."""
+
+AT_CAP = "TENANT_QUOTA"
+"""Code of what waits because of its own tenant's cap."""
 
 
 class Amount(NamedTuple):
@@ -128,9 +132,9 @@ def tenant_of(model: str) -> str:
     return model.partition("/")[0]
 
 
-def cost(spec: ModelSpec) -> Amount:
-    """Return what one more replica takes."""
-    return Amount(1, max(1, spec.devices) * spec.memory)
+def cost(spec: ModelSpec, size: int) -> Amount:
+    """Return what one more replica takes that is known to need so many bytes per device."""
+    return Amount(1, max(1, spec.devices) * size)
 
 
 def times(one: Amount, count: int) -> Amount:
@@ -192,7 +196,7 @@ def _add(books: dict[str, Amount], tenant: str, amount: Amount, sign: int) -> No
 
 def _note_of(model: Model, *, pending: bool) -> _Noted:
     target = model.versions.get(model.generation)
-    wanted = NOTHING if target is None or model.deleted else times(cost(target.spec), target.wanted)
+    wanted = NOTHING if target is None or model.deleted else times(cost(target.spec, target.size), target.wanted)
     if not pending or model.deleted:
         return _Noted(wanted, (), ()) if wanted != NOTHING else _NOT_NOTED
     waiting = [model.versions[generation] for generation in model.kept() if model.missing(generation)]
@@ -203,11 +207,17 @@ def _note_of(model: Model, *, pending: bool) -> _Noted:
 
 def at_cap(version: Version) -> bool:
     """Whether a version waits because of its own tenant's cap."""
-    return version.refused is not None and any(each.rule == TENANT_QUOTA for each in version.refused.refusals)
+    return version.refused is not None and code_of(version.refused) == AT_CAP
+
+
+def code_of(refused: PlacementRefused) -> str:
+    """Return why something waits, as a code: for its tenant's cap, for another tenant's floor, or for room."""
+    rules = {count.rule for count in refused.refusals}
+    return AT_CAP if TENANT_QUOTA in rules else "TENANT_FLOOR" if TENANT_FLOOR in rules else "NO_ROOM"
 
 
 def need_of(model: Model, version: Version) -> Need:
     """Return what one more replica of a version needs."""
     spec = version.spec
     without = frozenset((*version.places, *(replica.server for replica in model.of(version.generation))))
-    return Need(spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, spec.memory, without)
+    return Need(spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, version.size, without)

@@ -20,8 +20,8 @@ import pydantic_core
 import structlog
 
 from magnetar_common.bus import EARLIEST, Bus, MessageId
-from magnetar_common.errors import LogError, NoSnapshotStore
-from magnetar_common.log import first
+from magnetar_common.errors import LogError, LogReplaced, NoSnapshotStore
+from magnetar_common.log import LogRecord, first
 from magnetar_common.metrics import SNAPSHOTS_IGNORED
 from magnetar_common.settings import SnapshotSettings
 from magnetar_common.state import State
@@ -235,6 +235,22 @@ class Snapshots:
                 _ignore(path, str(error))
         return None
 
+    def any_of(self, broker: str) -> Header | None:
+        """Return what a snapshot of any log says that was on this broker cluster; None = there is none that can be read."""
+        try:
+            self._fs.invalidate_cache()
+            paths: list[str] = self._fs.find(self._root)
+        except Exception as error:  # noqa: BLE001 - drivers raise what they like
+            _ignore(self._root, f"the store cannot be read: {type(error).__name__}: {error}")
+            return None
+        for path in sorted((path for path in paths if _NAME.search(path) and _is_whole(path)), reverse=True):
+            try:
+                if (header := self._read(path).header).broker == broker:
+                    return header
+            except Unusable as error:
+                _ignore(path, str(error))
+        return None
+
     def _folder(self, log: str) -> str:
         return f"{self._root}/log-{hashlib.sha256(log.encode()).hexdigest()[:16]}"
 
@@ -258,16 +274,26 @@ class Snapshots:
 def beginning(snapshots: Snapshots | None, bus: Bus) -> tuple[State, MessageId]:
     """Return the state to start from and the place after which to read on: of a snapshot, else of nothing.
 
-    A snapshot is used only if its last entry is in the log where it says that it is.
+    A snapshot is used only if its last entry is in the log where it says that it is. One that is newer than the log's end
+    is proof that the log lost what it had: it was deleted, or set back.
 
     Raises:
+        LogReplaced: the log ends before a snapshot of it does; or it is empty, and there are snapshots of this broker.
         LogError: the log's first message is no entry.
         BusUnavailable: the broker is away.
     """
-    opening = first(bus, lambda record: record.entry.position != BARRIER) if snapshots is not None else None
-    if snapshots is None or opening is None:
+    if snapshots is None:
         return State(), EARLIEST
+
+    def is_one(record: LogRecord) -> bool:
+        return record.entry.position != BARRIER
+
+    opening = first(bus, is_one)
     broker = bus.cluster_id()
+    if opening is None:
+        if (lost := snapshots.any_of(broker)) is not None:
+            raise LogReplaced(lost.position, lost.entry, lost.message_id)
+        return State(), EARLIEST
     places: dict[int, MessageId] = {}
 
     def check(header: Header) -> None:
@@ -275,11 +301,13 @@ def beginning(snapshots: Snapshots | None, bus: Bus) -> tuple[State, MessageId]:
             raise Unusable(f"it is of broker cluster {header.broker}, this is {broker}")
         place = places[header.position] = MessageId.parse(header.message_id)
         try:
-            found = first(bus, lambda record: record.message_id >= place, MessageId.parse(header.before))
+            found = first(bus, lambda r: is_one(r) and r.message_id >= place, MessageId.parse(header.before))
         except LogError as error:
             raise Unusable(f"the log cannot be read where it ends: {error}") from error
-        if found is None or (found.message_id, found.entry.id) != (place, header.entry):
-            there = f"entry {found.entry.id} in message {found.message_id}" if found else "nothing"
+        if found is None:
+            raise LogReplaced(header.position, header.entry, header.message_id)
+        if (found.message_id, found.entry.id) != (place, header.entry):
+            there = f"entry {found.entry.id} in message {found.message_id}"
             raise Unusable(f"it ends with entry {header.entry} in message {place}, and the log has {there}")
 
     state = snapshots.newest(opening.entry.id, check)

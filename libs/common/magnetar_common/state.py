@@ -1,13 +1,15 @@
 """The state: what the log says is so. Only :mod:`magnetar_common.evolve` changes it."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from magnetar_common.fleet import Fleet
+from magnetar_common.memory import Awaited, AwaitedKey, Level
 from magnetar_common.quotas import Quotas
-from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, R
+from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, ON_ITS_WAY, R
 from magnetar_events.base import Later
 from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.facts import Booking, PlacementRefused, TrafficTarget, VersionFailed
@@ -16,7 +18,15 @@ from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServerInfo, ServiceRecord
 from magnetar_events.tenants import Tenant
 
-__all__ = ["Model", "Replica", "ReplicaKey", "Server", "State", "Version", "request_name"]
+__all__ = ["Cordon", "Model", "Replica", "ReplicaKey", "Server", "State", "Version", "request_name"]
+
+
+CORDONED, DRAINING = "CORDONED", "DRAINING"
+"""Nothing is placed on a server; and besides, what is there is to leave."""
+
+DRAIN_TIMER, RETURN_TIMER = 1, -1
+"""Generations under which are indexed, with no model: the deadline of a server's drain, and when what it is to give back
+has leaked. 0 is the server itself."""
 
 
 class ReplicaKey(NamedTuple):
@@ -54,7 +64,7 @@ class Replica:
         reason: for people.
         retriable: for a failure.
         digest: of the artifact, as reported.
-        measured: bytes per device that the load was seen to take.
+        measured: bytes per device that the load was seen to take; 0 = unknown.
         parallel: workers or instances.
         http_port: its own port; 0 = its server's.
         draining: its server is: it serves until enough others do, and counts for nothing.
@@ -104,6 +114,8 @@ class Version:
         failed: why it cannot be had; None while it can.
         failed_at: position of the entry that said so.
         places: server → why its load failed there.
+        full: replicas of it before a rollout made room at its expense; 0 = that is ``wanted``.
+        learnt: bytes per device that it was found to need, where that is more than the specification says; 0 = not so.
         claim: server that replicas of lower priority leave for it; empty = none.
         claimed_until: log time (ms) from which that counts for nothing.
         preempted: a replica of it had to leave for another model; until all are back none leaves for it.
@@ -119,9 +131,16 @@ class Version:
     failed: VersionFailed | None = None
     failed_at: int = 0
     places: dict[str, str] = field(default_factory=dict[str, str])
+    full: int = field(default=0, metadata={Later: True})
+    learnt: int = field(default=0, metadata={Later: True})
     claim: str = field(default="", metadata={Later: True})
     claimed_until: int = field(default=0, metadata={Later: True})
     preempted: bool = field(default=False, metadata={Later: True})
+
+    @property
+    def size(self) -> int:
+        """The bytes per device that a replica of it is known to need: the largest of declared, measured and observed."""
+        return max(self.spec.memory, self.learnt)
 
 
 @dataclass(slots=True)
@@ -137,6 +156,10 @@ class Model:
         traffic: exact versions with weights.
         deleted: undeployed, and not all gone yet.
         due: log time (ms) at which a deleted model is forgotten whatever its servers say.
+        held: server → digest of the artifact that it held last, of the servers that let go of a replica.
+        frozen: nothing of it is changed until it is unfrozen.
+        frozen_by: who froze it.
+        frozen_reason: why.
     """
 
     key: str
@@ -147,6 +170,10 @@ class Model:
     traffic: tuple[TrafficTarget, ...] = ()
     deleted: bool = False
     due: int = 0
+    held: dict[str, str] = field(default_factory=dict[str, str], metadata={Later: True})
+    frozen: bool = field(default=False, metadata={Later: True})
+    frozen_by: str = field(default="", metadata={Later: True})
+    frozen_reason: str = field(default="", metadata={Later: True})
 
     @property
     def target(self) -> Version:
@@ -183,11 +210,21 @@ class Model:
             return 0
         return max(0, version.wanted - sum(replica.live for replica in self.of(generation)))
 
+    def misplaced(self, replica: Replica) -> bool:
+        """Whether a replica is on its way to a server that drains, or has arrived there and gets no traffic."""
+        if not replica.draining:
+            return False
+        waits = replica.state is R.LOADED and all(t.generation != replica.generation for t in self.traffic)
+        return waits or replica.state in ON_ITS_WAY
+
     def pending(self) -> tuple[bool, bool, bool]:
         """Return whether it is unsettled, waits for room, and failed for a retriable reason.
 
-        Unsettled: something is to be done for it without any further input: place, or let go of what is lost.
+        Unsettled: something is to be done for it without any further input: place, or let go of what is lost, or
+        call off what is on its way to a server that drains.
         """
+        if self.frozen:
+            return False, False, False
         if self.deleted:
             return any(r.state is R.LOST for r in self.replicas.values()), False, False
         unsettled = waits = False
@@ -203,10 +240,27 @@ class Model:
                         live += 1
                 unsettled = unsettled or live < version.wanted
         for r in self.replicas.values():
-            if r.state is R.LOST and r.generation not in kept:
+            if (r.state is R.LOST and r.generation not in kept) or (r.draining and self.misplaced(r)):
                 unsettled = True
         failed = self.versions[self.generation].failed if kept else None
         return unsettled, waits, failed is not None and failed.retriable
+
+
+@dataclass(slots=True)
+class Cordon:
+    """What an operator ordered for a server; it holds for the name, whoever bears it, until the server is resumed.
+
+    Attributes:
+        server: key.
+        drain: what is there is to leave; otherwise it stays.
+        reason: why.
+        position: of the entry that says so.
+    """
+
+    server: str
+    drain: bool
+    reason: str
+    position: int
 
 
 @dataclass(slots=True)
@@ -231,6 +285,11 @@ class Server:
         superseded: lives that never return.
         replicas: what is placed here, by (model, generation).
         booked: bytes reserved here, over all devices.
+        cordon: an operator's order for this name: CORDONED, DRAINING, or none.
+        drains: a drain has begun, and something was here when that was last looked at.
+        drain_due: log time (ms) at which is said what could not leave; 0 = it was said, or nothing drains.
+        awaited: what unloaded replicas are to give back, longest first.
+        leaked: what they did not give back in time.
     """
 
     key: str
@@ -250,6 +309,16 @@ class Server:
     superseded: frozenset[str] = frozenset()
     replicas: dict[tuple[str, int], Replica] = field(default_factory=dict[tuple[str, int], Replica])
     booked: int = 0
+    cordon: str = field(default="", metadata={Later: True})
+    drains: bool = field(default=False, metadata={Later: True})
+    drain_due: int = field(default=0, metadata={Later: True})
+    awaited: dict[AwaitedKey, Awaited] = field(default_factory=dict[AwaitedKey, Awaited], metadata={Later: True})
+    leaked: dict[AwaitedKey, Awaited] = field(default_factory=dict[AwaitedKey, Awaited], metadata={Later: True})
+
+    @property
+    def return_due(self) -> int:
+        """Log time (ms) at which what is awaited longest has leaked; 0 = never: nothing is, or nobody could say."""
+        return 0 if self.lost else next((each.due for each in self.awaited.values()), 0)
 
     @property
     def incarnation(self) -> str:
@@ -257,9 +326,19 @@ class Server:
         return self.info.incarnation
 
     @property
+    def draining(self) -> bool:
+        """Whether what is here is to leave: an operator wants it, or the agent is about to end."""
+        return self.cordon == DRAINING or self.record.status == DRAINING
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing more is to be loaded here, whatever there is room for."""
+        return bool(self.cordon) or self.record.status == DRAINING
+
+    @property
     def schedulable(self) -> bool:
         """Whether something may be placed here."""
-        return self.record.status == "UP" and self.inventory and not (self.lost or self.stale)
+        return self.record.status == "UP" and self.inventory and not (self.lost or self.stale or self.cordon)
 
 
 @dataclass(slots=True)
@@ -282,8 +361,11 @@ class State:
         servers: by key.
         booked: (host, device uuid) → bytes reserved by all servers on that host.
         arriving: the part of ``booked`` whose loads are not finished: no reading shows it yet.
+        loading: server → loads in progress there, as decided here; what a reading says of them is older.
+        levels: (host, device uuid) → what is free there without what is awaited; only where something is.
         generations: last generation of every model that ever was, but for the oldest of very many that are gone.
         floor: the highest generation among those: a model that comes back begins above it.
+        cordons: servers on which nothing may be placed, by key, whether they are there or not.
         requests: :func:`request_name` → (position, log time) of the requests of the last day.
         tenants: those that have a floor or a cap, by name.
         illegal: facts that the transition table forbids; more than 0 is a defect of a writer.
@@ -315,9 +397,12 @@ class State:
     servers: dict[str, Server] = field(default_factory=dict[str, Server])
     booked: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
     arriving: dict[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])
+    loading: Counter[str] = field(default_factory=Counter[str], compare=False)
+    levels: dict[tuple[str, str], Level] = field(default_factory=dict[tuple[str, str], Level], metadata={Later: True})
     generations: dict[str, int] = field(default_factory=dict[str, int])
     requests: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[tuple[str, str], tuple[int, int]])
     floor: int = field(default=0, metadata={Later: True})
+    cordons: dict[str, Cordon] = field(default_factory=dict[str, Cordon], metadata={Later: True})
     tenants: dict[str, Tenant] = field(default_factory=dict[str, Tenant], metadata={Later: True})
     illegal: int = 0
     newest: int = -1
@@ -373,7 +458,8 @@ class State:
     def due_by(self, at: int, limit: int) -> list[tuple[str, int, str]]:
         """Return up to ``limit`` (model, generation, server) that are due.
 
-        Without a generation it is the model or the server itself; without a server, what others leave for a version.
+        Generation 0 = the model or server itself. With a model and no server: what others leave for that version. With
+        no model, below 0 or above: `DRAIN_TIMER` = the drain of a server, `RETURN_TIMER` = what it is to give back.
         """
         found: list[tuple[int, str, int, str]] = []
         while self._timers and self._timers[0][0] <= at and len(found) < limit:
@@ -393,7 +479,11 @@ class State:
             return version.claimed_until if version is not None and version.claim else 0
         if model:
             return self.models[model].due if model in self.models else 0
-        return self.servers[server].due if server in self.servers else 0
+        if server not in self.servers:
+            return 0
+        if generation == DRAIN_TIMER:
+            return self.servers[server].drain_due
+        return self.servers[server].return_due if generation == RETURN_TIMER else self.servers[server].due
 
     def command_of(self, replica: Replica) -> str:
         """Return the kind of command outstanding for a replica, or an empty string."""

@@ -15,7 +15,8 @@ from typing import Any, cast
 import pydantic_core
 
 from magnetar_common.indexes import reindex
-from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Version
+from magnetar_common.memory import Awaited, AwaitedKey, Level
+from magnetar_common.state import Cordon, Model, Replica, ReplicaKey, Server, State, Version
 from magnetar_events.avro import from_wire, to_wire
 from magnetar_events.facts import TrafficTarget
 from magnetar_events.policy import Policy
@@ -39,9 +40,11 @@ def image_of(state: State) -> bytes:
                 "tenants": [to_wire(Tenant)(tenant) for tenant in state.tenants.values()],
                 "models": [_model_out(model) for model in state.models.values()],
                 "servers": [_server_out(server) for server in state.servers.values()],
+                "levels": [to_wire(Level)(level) for level in state.levels.values()],
                 "requests": [[*key, *value] for key, value in state.requests.items()],
                 "recent": list(state.recent.values()),
                 "outstanding": list(state.outstanding),
+                "cordons": [to_wire(Cordon)(order) for order in state.cordons.values()],
             }
         )
 
@@ -58,6 +61,7 @@ def state_of(image: bytes) -> State:
 
 def _state_in(read: dict[str, Any]) -> State:
     models, servers = map(_model_in, read["models"]), map(_server_in, read["servers"])
+    orders = map(from_wire(Cordon), read["cordons"])
     tenants = map(from_wire(Tenant), read["tenants"])
     recent: list[str] = read["recent"]
     read.update(
@@ -65,7 +69,9 @@ def _state_in(read: dict[str, Any]) -> State:
         tenants={tenant.name: tenant for tenant in tenants},
         models={model.key: model for model in models},
         servers={server.key: server for server in servers},
+        levels={(level.host, level.device): level for level in map(from_wire(Level), read["levels"])},
         requests={(source, name): (position, at) for source, name, position, at in read["requests"]},
+        cordons={order.server: order for order in orders},
         recent=dict(enumerate(recent, read["position"] + 1 - len(recent))),
         outstanding=dict.fromkeys(ReplicaKey(*key) for key in read["outstanding"]),  # in this order; see reindex
     )
@@ -95,13 +101,15 @@ def _model_in(read: dict[str, Any]) -> Model:
 
 
 def _server_out(server: Server) -> dict[str, Any]:
-    device = to_wire(Device)
+    device, held = to_wire(Device), to_wire(Awaited)
     return {
         **_plain(server),
         "record": to_wire(ServiceRecord)(server.record),
         "devices": [device(each) for each in server.devices.values()],
         "superseded": sorted(server.superseded),
         "replicas": list(server.replicas),
+        "awaited": [held(each) for each in server.awaited.values()],
+        "leaked": [held(each) for each in server.leaked.values()],
     }
 
 
@@ -113,9 +121,15 @@ def _server_in(read: dict[str, Any]) -> Server:
         devices={device.uuid: device for device in devices},
         superseded=frozenset(read["superseded"]),
         replicas=dict.fromkeys((model, generation) for model, generation in read["replicas"]),  # as above
+        awaited=_held_in(read["awaited"]),
+        leaked=_held_in(read["leaked"]),
         booked=0,
     )
     return Server(**read)
+
+
+def _held_in(read: list[Any]) -> dict[AwaitedKey, Awaited]:
+    return {each.key: each for each in map(from_wire(Awaited), read)}
 
 
 def _plain(value: Any) -> dict[str, Any]:

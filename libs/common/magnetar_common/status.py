@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from magnetar_common.quotas import TENANT_FLOOR, TENANT_QUOTA
+from magnetar_common.quotas import code_of
 from magnetar_common.state import Model, Replica, State
 from magnetar_common.transitions import R
-from magnetar_events.facts import PlacementRefused
 
 
 class ModelState(StrEnum):
@@ -45,6 +44,7 @@ class ModelStatus:
         reason: for people.
         retriable: whether it may still come right by itself.
         replicas: every one, in order of version and server.
+        frozen: by whom and why nothing of it is changed; empty = it is not frozen.
     """
 
     model: str
@@ -57,6 +57,7 @@ class ModelStatus:
     reason: str
     retriable: bool
     replicas: tuple[Replica, ...]
+    frozen: str = ""
 
 
 def model_status(model: Model) -> ModelStatus:
@@ -66,8 +67,26 @@ def model_status(model: Model) -> ModelStatus:
     active = tuple(Active(t.generation, t.weight, _available(model, t.generation)) for t in model.traffic)
     state, code, reason, retriable = _judge(model, available)
     return ModelStatus(
-        model.key, state, model.generation, model.wanted, available, active, code, reason, retriable, replicas
+        model.key,
+        state,
+        model.generation,
+        model.wanted,
+        available,
+        active,
+        code,
+        reason,
+        retriable,
+        replicas,
+        frozen_because(model),
     )
+
+
+def frozen_because(model: Model) -> str:
+    """Return by whom and why a model is frozen, for people; empty if it is not."""
+    if not model.frozen:
+        return ""
+    who = f" by {model.frozen_by}" if model.frozen_by else ""
+    return f"frozen{who}: {model.frozen_reason or 'no reason was given'}"
 
 
 def _available(model: Model, generation: int) -> int:
@@ -81,7 +100,10 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
     in_traffic = model.generation in model.routed()
     if available >= model.wanted and in_traffic:
         waiting = model.target.refused  # what is to replace those on a draining server
-        return ModelState.AVAILABLE, _code(waiting) if waiting else "", waiting.message if waiting else "", True
+        return ModelState.AVAILABLE, code_of(waiting) if waiting else "", waiting.message if waiting else "", True
+    if model.frozen:
+        serves = any(replica.state is R.AVAILABLE for replica in model.replicas.values())
+        return ModelState.DEGRADED if serves else ModelState.FAILED, "FROZEN", frozen_because(model), True
     if failed is not None:
         told = any(failed.message in place for place in failed.places)
         reason = "; ".join(failed.places if told else (failed.message, *failed.places))
@@ -95,7 +117,7 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         state = ModelState.PROGRESSING if arriving else state
         claim = model.target.claim
         told = f"; replicas of lower priority leave {claim} for it" if claim else ""
-        return state, _code(refused), f"{refused.missing} of {model.wanted} replicas: {refused.message}{told}", True
+        return state, code_of(refused), f"{refused.missing} of {model.wanted} replicas: {refused.message}{told}", True
     troubled = next((r for r in model.of(model.generation) if r.state is R.LOAD_FAILED), None)
     if troubled is not None:
         return (
@@ -105,12 +127,6 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
             True,
         )
     return ModelState.PROGRESSING, "", f"{available} of {model.wanted} replicas are available", True
-
-
-def _code(refused: PlacementRefused) -> str:
-    """Return why it waits, as a code: for its tenant's cap, for another tenant's floor, or for room."""
-    rules = {count.rule for count in refused.refusals}
-    return "TENANT_QUOTA" if TENANT_QUOTA in rules else "TENANT_FLOOR" if TENANT_FLOOR in rules else "NO_ROOM"
 
 
 def statuses(state: State) -> list[ModelStatus]:

@@ -7,6 +7,9 @@ A view lives in passes. A pass opens a reader at the start, reads to the end, an
 table; then it follows the topic until it is time for the next pass, or the connection breaks. So one piece of code
 starts, reopens and sweeps: a tombstone that was compacted away while the view was not looking (apache/pulsar#26190) is
 found out by the next pass, because its key is not seen again. Only a pass that reached the end may remove anything.
+
+The broker makes a deleted topic anew for whoever connects, and the client connects by itself. So when the broker begins
+another ledger, which it does now and then, and always for a topic that was made anew, a pass begins.
 """
 
 import random
@@ -292,9 +295,12 @@ class TableView(Generic[T]):
                     self._progress.examine(reader)
             now = time.monotonic()
             if message is not None:
+                turned = message.id.ledger != self._last.ledger and self._last != EARLIEST
                 self._progress.moved()
                 self._last = message.id
                 self._apply(message)
+                if turned:
+                    return
                 if now - drained > BUSY_S:
                     self._behind()
 

@@ -44,6 +44,9 @@ LIVE = frozenset({R.LOAD_REQUESTED, R.LOADING, R.LOAD_FAILED, R.LOADED, R.AVAILA
 ARRIVING = frozenset({R.LOAD_REQUESTED, R.LOADING})
 """A load command is outstanding."""
 
+ON_ITS_WAY = frozenset({R.LOAD_REQUESTED, R.LOADING, R.LOAD_FAILED})
+"""Not in the server yet, and to be: called off when the server drains."""
+
 LEAVING = frozenset({R.UNLOAD_REQUESTED, R.UNLOADING})
 """An unload command is outstanding."""
 

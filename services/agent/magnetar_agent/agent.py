@@ -18,6 +18,7 @@ from magnetar_agent.canary import Canary
 from magnetar_agent.devices import DeviceReading, Devices
 from magnetar_agent.inventory import Inventory, digest_of
 from magnetar_agent.ledger import Ledger, Verdict, VersionKey
+from magnetar_agent.observer import Observer
 from magnetar_agent.operations import Operations
 from magnetar_agent.reporter import Reporter
 from magnetar_agent.serialised import Serialised
@@ -32,7 +33,7 @@ from magnetar_events import COMMAND, AgentEvent, ServiceRecord
 from magnetar_events.codec import FINGERPRINT, Undecodable
 from magnetar_events.commands import Command, LoadModel, ReportInventory, UnloadModel
 from magnetar_events.records import Device, ServerInfo
-from magnetar_events.reports import ModelLoaded, ModelLoading, ModelUnloaded, ModelUnloading, ReportKind
+from magnetar_events.reports import LoadObserved, ModelLoaded, ModelLoading, ModelUnloaded, ModelUnloading, ReportKind
 
 POLL_S = 0.25
 """How long one read of the commands waits (seconds)."""
@@ -82,6 +83,7 @@ class Agent:
         options: see :class:`AgentOptions`.
         failed: told of what ended one of its threads: the agent is of no use any more.
         pids: returns the process ids of the server, as far as they are known.
+        pids_of: returns those that serve one model alone.
 
     Raises:
         BusError: the commands cannot be read.
@@ -96,6 +98,7 @@ class Agent:
         options: AgentOptions,
         failed: Failed,
         pids: Callable[[], tuple[int, ...]] = tuple,
+        pids_of: Callable[[str], tuple[int, ...]] = lambda _: (),
     ) -> None:
         self._failed = failed
         self._info = info
@@ -103,6 +106,8 @@ class Agent:
         self._devices = devices
         self._options = options
         self._pids = pids
+        self._pids_of = pids_of
+        self._observer = Observer(self._held)
         self._reading = threading.Lock()
         self._stopping = threading.Event()
         self._commands = Follower(bus, commands_topic(info.server, info.replica), LATEST, name="magnetar-agent")
@@ -247,12 +252,17 @@ class Agent:
 
     def check_reports(self) -> tuple[bool, str]:
         """Return whether reports reach the broker, for ``/readyz``."""
-        return not self._reporter.error, self._reporter.error or f"{self._reporter.number} reports"
+        return self._reporter.check()
 
     def readings(self) -> list[DeviceReading]:
         """Read the devices of this host now."""
         with self._reading:
             return self._devices.read(self._pids())
+
+    def _held(self, name: str) -> dict[str, int]:
+        pids = self._pids_of(name)
+        with self._reading:
+            return self._devices.held(pids) if pids else {}
 
     def refresh(self, record: ServiceRecord) -> ServiceRecord:
         """Return the record with current readings; called for each heartbeat."""
@@ -260,6 +270,9 @@ class Agent:
         for device in devices:
             DEVICE_MEMORY.labels(device.uuid, "total").set(device.total)
             DEVICE_MEMORY.labels(device.uuid, "free").set(device.free)
+        grown = self._observer.look(self._ledger.loaded(), {device.uuid: device.total for device in devices})
+        if grown:
+            self._reporter.report(LoadObserved(memory=grown))
         info = (record.server or self._info).model_copy(
             update={
                 "devices": devices,

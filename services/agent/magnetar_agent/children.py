@@ -65,10 +65,10 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def stop(self, grace: float) -> int:
-        """End it and its process group: SIGTERM, `grace` seconds, SIGKILL. Repeatable. Returns its exit code."""
+    def stop(self, grace: float, first: signal.Signals = signal.SIGTERM) -> int:
+        """End it and its process group: a signal, `grace` seconds, SIGKILL. Repeatable. Returns its exit code."""
         if self.exit_code is None:
-            self._process.terminate()
+            self._process.send_signal(first)
             self.wait(grace)
         self.kill_group()
         return self._process.wait()

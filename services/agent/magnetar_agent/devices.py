@@ -95,6 +95,15 @@ class Devices:
                 readings += self._read_gpu(self._nvml, index, family)
         return [*readings, self._read_host(family)]
 
+    def held(self, pids: Collection[int]) -> dict[str, int]:
+        """Return device → bytes that some processes and their children hold, of each device on which they hold any."""
+        family = _with_children(pids)
+        held = {CPU: sum(_resident(pid) for pid in family)}
+        if self._nvml is not None:
+            for index in range(self._count):
+                held |= {each.uuid: each.ours_bytes for each in self._read_gpu(self._nvml, index, family)}
+        return {uuid: size for uuid, size in held.items() if size}
+
     def close(self) -> None:
         """Release NVML. Not to be read afterwards."""
         if self._nvml is not None:

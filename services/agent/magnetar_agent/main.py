@@ -60,7 +60,7 @@ def serve(bus: Bus, settings: AgentSettings, life: Lifecycle, devices: Devices |
     server = beside(settings, gpus, changed.set)
     life.on_stop("inference server", server.stop)
     info = _info(settings, server)
-    agent = Agent(bus, info, server.adapter, readers, _options(settings), life.fail, server.pids)
+    agent = Agent(bus, info, server.adapter, readers, _options(settings), life.fail, server.pids, server.pids_of)
     life.on_stop("agent", agent.close)
     presence = Presence(agent, changed, life, settings.drain_timeout_s)
     health, ops = _ops(settings, agent, presence)
@@ -81,6 +81,8 @@ def serve(bus: Bus, settings: AgentSettings, life: Lifecycle, devices: Devices |
     agent.start()
     presence.start(registrar)
     life.on_stop("presence", presence.close)
+    if settings.drain_timeout_s > 0:
+        life.on_terminate(presence.drain)
     _log.info("serving", server=info.key, incarnation=info.incarnation, http_port=info.http_port, agent_port=ops.port)
     return agent
 

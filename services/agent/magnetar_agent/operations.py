@@ -2,8 +2,8 @@
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,13 +11,14 @@ import structlog
 
 from magnetar_agent.adapters.base import RETRIABLE, Adapter, Code, LoadFailed, ModelSpec, OperationError
 from magnetar_agent.artifacts import FetchedArtifact, fetch
-from magnetar_agent.devices import DeviceReading
+from magnetar_agent.devices import CPU, DeviceReading
 from magnetar_agent.secrets import resolve
 from magnetar_agent.text import line
 from magnetar_common.metrics import LOAD_SECONDS
 from magnetar_events.commands import LoadModel, UnloadModel
 from magnetar_events.models import served_name
 from magnetar_events.reports import (
+    DeviceFree,
     DeviceMemory,
     LoadTimes,
     ModelLoaded,
@@ -58,8 +59,9 @@ class Operations:
             afresh: unload it first, even if the server says that it is ready.
         """
         model, generation = wanted.model, wanted.generation
+        before = _Before()
         try:
-            return self._load(wanted, position, afresh=afresh)
+            return self._load(wanted, position, before, afresh=afresh)
         except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
             code, message = _told(error, Code.LOAD_FAILED)
             _log.warning("load failed", model=model, generation=generation, code=code, error=message)
@@ -70,20 +72,23 @@ class Operations:
                 code=code,
                 retriable=RETRIABLE[code],
                 message=message,
+                free=_free(before.readings, wanted.devices or (CPU,)) if self._alone(before) else (),
             )
 
     def unload(self, wanted: UnloadModel, position: int) -> ModelUnloaded | ModelUnloadFailed:
         """Unload a version, and say how that went; never raises."""
         model, generation = wanted.model, wanted.generation
+        before = self._read()
         try:
             self.adapter.unload(served_name(model, generation))
         except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
             code, message = _told(error, Code.UNLOAD_FAILED)
             _log.warning("unload failed", model=model, generation=generation, code=code, error=message)
             return ModelUnloadFailed(model=model, generation=generation, position=position, code=code, message=message)
-        return ModelUnloaded(model=model, generation=generation, position=position)
+        accelerators = [uuid for uuid, reading in before.items() if reading.kind != "cpu"]
+        return ModelUnloaded(model=model, generation=generation, position=position, free=_free(before, accelerators))
 
-    def _load(self, wanted: LoadModel, position: int, *, afresh: bool) -> ModelLoaded:
+    def _load(self, wanted: LoadModel, position: int, before: "_Before", *, afresh: bool) -> ModelLoaded:
         began = time.monotonic()
         artifact = self._fetch(wanted)
         fetch_ms = (time.monotonic() - began) * 1000
@@ -92,8 +97,8 @@ class Operations:
                 Code.ARTIFACT_MISMATCH,
                 f"the artifact's sha256 is {artifact.sha256}, and {wanted.artifact_digest} is pinned to this version",
             )
-        activity = self.activity()
-        before = self._free() if activity[1] == 1 else {}
+        before.activity = self.activity()
+        before.readings = self._read() if before.activity[1] == 1 else {}
         name = served_name(wanted.model, wanted.generation)
         if afresh:
             self.adapter.unload(name)
@@ -110,13 +115,13 @@ class Operations:
         )
         for phase, milliseconds in (("fetch", fetch_ms), ("load", result.load_ms), ("verify", result.verify_ms)):
             LOAD_SECONDS.labels(phase).observe(milliseconds / 1000)
-        alone = self.activity() == activity and not result.already
+        alone = self._alone(before) and not result.already
         return ModelLoaded(
             model=wanted.model,
             generation=wanted.generation,
             position=position,
             digest=artifact.sha256,
-            memory=self._memory(wanted, before if alone else {}),
+            memory=self._memory(wanted, before.readings if alone else {}),
             http_port=urlsplit(self.adapter.endpoint(name)).port or 0,
             times=LoadTimes(fetch_ms=int(fetch_ms), load_ms=int(result.load_ms), verify_ms=int(result.verify_ms)),
         )
@@ -127,19 +132,46 @@ class Operations:
             wanted.storage_uri, options, self.artifacts, expected=wanted.artifact_digest, roots=self.artifact_roots
         )
 
-    def _free(self) -> dict[str, int]:
-        return {reading.uuid: reading.free_bytes for reading in self.devices() if not reading.error}
+    def _read(self) -> dict[str, DeviceReading]:
+        return {reading.uuid: reading for reading in self.devices() if not reading.error}
 
-    def _memory(self, wanted: LoadModel, before: dict[str, int]) -> tuple[DeviceMemory, ...]:
+    def _alone(self, before: "_Before") -> bool:
+        """Whether nothing else was begun since, so that what changed is this operation's doing."""
+        return bool(before.readings) and self.activity() == before.activity
+
+    def _memory(self, wanted: LoadModel, before: dict[str, DeviceReading]) -> tuple[DeviceMemory, ...]:
         """Return declared, measured and observed memory of each device; 0 where it is not known."""
-        readings = {reading.uuid: reading for reading in self.devices() if not reading.error}
+        readings = self._read()
         found: list[DeviceMemory] = []
-        for uuid in wanted.devices or ("cpu",):
+        for uuid in wanted.devices or (CPU,):
             now = readings.get(uuid)
-            measured = max(0, before[uuid] - now.free_bytes) if now is not None and uuid in before else 0
+            measured = _taken(before[uuid], now) if now is not None and uuid in before else 0
             observed = now.ours_bytes if now is not None else 0
             found.append(DeviceMemory(device=uuid, declared=wanted.memory, measured=measured, observed=observed))
         return tuple(found)
+
+
+@dataclass(slots=True)
+class _Before:
+    """What was so when a load began, once it has; no readings if it was not alone even then."""
+
+    readings: dict[str, DeviceReading] = field(default_factory=dict[str, DeviceReading])
+    activity: tuple[int, int] = (0, 0)
+
+
+def _taken(before: DeviceReading, after: DeviceReading) -> int:
+    """Return the bytes by which the server's processes grew; 0 if that is not known.
+
+    Where a driver does not say whose memory it is, an accelerator's free memory tells instead: few share it. A machine's
+    does not: it moves with everything that runs there.
+    """
+    if after.ours_bytes:
+        return max(0, after.ours_bytes - before.ours_bytes)
+    return max(0, before.free_bytes - after.free_bytes) if after.kind != "cpu" else 0
+
+
+def _free(readings: Mapping[str, DeviceReading], uuids: Iterable[str]) -> tuple[DeviceFree, ...]:
+    return tuple(DeviceFree(device=uuid, free=readings[uuid].free_bytes) for uuid in uuids if uuid in readings)
 
 
 def _told(error: Exception, otherwise: Code) -> tuple[Code, str]:

@@ -10,6 +10,7 @@ from magnetar_agent.threads import Failed, guarded
 from magnetar_common.bus import Bus, Producer
 from magnetar_common.bus.follower import Backoff
 from magnetar_common.errors import BusError, BusRefused
+from magnetar_common.metrics import REPORTS_DROPPED, REPORTS_WAITING
 from magnetar_common.topics import AGENT_EVENTS
 from magnetar_events import AGENT_EVENT, AgentEvent, schemas
 from magnetar_events.cloudevents import of_report
@@ -44,7 +45,8 @@ class Reporter:
         self._waiting: deque[AgentEvent] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._dropped = 0
+        self.dropped = 0
+        """Reports of this outage that were dropped, the oldest first: more waited than may."""
         self._backoff = Backoff()
         self.number = 0
         """Of the last report."""
@@ -59,10 +61,17 @@ class Reporter:
             self.number += 1
             self._waiting.append(self._envelope(self.number, report))
             if len(self._waiting) > MAX_WAITING:
-                self._waiting.popleft()
-                self._dropped += 1
+                self._drop_oldest()
+            REPORTS_WAITING.set(len(self._waiting))
             self._changed.notify_all()
             return self.number
+
+    def check(self) -> tuple[bool, str]:
+        """Return whether reports reach the broker, and what is lost if not, for ``/readyz``."""
+        if dropped := self.dropped:
+            why = f"; last: {self.error}" if self.error else ""
+            return False, f"{MAX_WAITING} reports wait, which is the limit, and {dropped} older ones were dropped{why}"
+        return not self.error, self.error or f"{self.number} reports"
 
     def close(self, timeout: float = 5.0) -> None:
         """Send what waits, for at most ``timeout`` seconds, and stop."""
@@ -107,13 +116,27 @@ class Reporter:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return self._waiting[0] if self._waiting else None
 
+    def _drop_oldest(self) -> None:
+        lost = self._waiting.popleft()
+        self.dropped += 1
+        REPORTS_DROPPED.inc()
+        if self.dropped == 1:  # the first is news; how many they are in the end is said when it is over
+            _log.error(
+                "as many reports wait as may: the oldest are dropped, and the inventory will be reported instead",
+                limit=MAX_WAITING,
+                number=lost.number,
+                kind=type(lost.report).__name__,
+                error=self.error,
+            )
+
     def _done(self, event: AgentEvent) -> None:
         with self._changed:
             if self._waiting and self._waiting[0] is event:  # else it was dropped while it was being sent
                 self._waiting.popleft()
-            if self._waiting or not self._dropped:
+            REPORTS_WAITING.set(len(self._waiting))
+            if self._waiting or not self.dropped:
                 return
-            dropped, self._dropped = self._dropped, 0
+            dropped, self.dropped = self.dropped, 0
         _log.error("reports were dropped while the broker was away", dropped=dropped)
         self._overflowed()
 

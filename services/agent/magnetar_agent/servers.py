@@ -16,6 +16,10 @@ from magnetar_agent.server_process import ServerProcess
 from magnetar_agent.settings import AgentSettings
 
 
+def _shared(_: str) -> tuple[int, ...]:
+    return ()
+
+
 @dataclass(slots=True)
 class Beside:
     """The inference server beside this agent.
@@ -27,6 +31,7 @@ class Beside:
         capabilities: what it can load.
         pids: process ids, as far as they are known.
         stop: ends what was started here.
+        pids_of: process ids that serve one model (by its name in the server) alone; none where models share them.
     """
 
     adapter: Adapter
@@ -35,6 +40,7 @@ class Beside:
     capabilities: tuple[str, ...]
     pids: Callable[[], tuple[int, ...]]
     stop: Callable[[], None]
+    pids_of: Callable[[str], tuple[int, ...]] = _shared
 
 
 def beside(settings: AgentSettings, gpus: tuple[str, ...], changed: Callable[[], None]) -> Beside:
@@ -64,7 +70,7 @@ def beside(settings: AgentSettings, gpus: tuple[str, ...], changed: Callable[[],
 def _processes(settings: AgentSettings, limits: Limits) -> Beside:
     template = ProcessTemplate("process", shlex.split(settings.command), settings.capability_list())
     adapter = ProcessAdapter(template, settings.home / "processes", limits=limits, host=settings.advertised_host)
-    return Beside(adapter, 0, 0, adapter.capabilities(), adapter.pids, adapter.close)
+    return Beside(adapter, 0, 0, adapter.capabilities(), adapter.pids, adapter.close, adapter.pids_of)
 
 
 def _attached(settings: AgentSettings, gpus: tuple[str, ...], limits: Limits) -> Beside:

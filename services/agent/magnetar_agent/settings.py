@@ -46,7 +46,8 @@ class AgentSettings(BaseSettings):
         canary_s: seconds between canary inferences of a model; 0 = never.
         canary_patience_s: an answer that takes longer than this many seconds is none; two in a row, and the model is
             loaded afresh.
-        drain_timeout_s: ``/terminate`` ends after this many seconds, drained or not.
+        drain_timeout_s: on SIGTERM and ``/terminate`` the agent waits for its models to be Available elsewhere, and ends
+            after this many seconds at the latest; 0 = SIGTERM does not wait.
         configuration: the whole of the above as one JSON object; single settings win over it.
         log_json: log lines as JSON.
         log_level: DEBUG, INFO, WARNING or ERROR.
@@ -84,7 +85,7 @@ class AgentSettings(BaseSettings):
     server_wait_s: float = Field(default=20.0, ge=0)
     canary_s: float = Field(default=30.0, ge=0)
     canary_patience_s: float = Field(default=30.0, gt=0)
-    drain_timeout_s: float = Field(default=300.0, ge=0)
+    drain_timeout_s: float = Field(default=60.0, ge=0)
     configuration: str = ""
     log_json: bool = True
     log_level: str = "INFO"

@@ -15,6 +15,7 @@ from magnetar_cli.commands import (
     keys,
     log,
     model,
+    placement,
     repair,
     server,
     service,
@@ -48,6 +49,8 @@ app = typer.Typer(
 app.command()(up.up)
 app.command()(demo.demo)
 app.command()(apply)
+for _command in (placement.plan, placement.explain):
+    model.app.command()(_command)
 app.add_typer(model.app, name="model")
 app.add_typer(server.app, name="server")
 app.add_typer(service.app, name="service")

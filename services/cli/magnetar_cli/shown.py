@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 
 from magnetar_cli.output import Columns, Json
 from magnetar_common.amounts import amount
+from magnetar_common.drains import left_on, phase, stuck_on
+from magnetar_common.memory import total
 from magnetar_common.render import plain, server_to_dict
-from magnetar_common.state import Model, State
+from magnetar_common.state import Model, Server, State
 from magnetar_common.status import model_status
 from magnetar_common.tenancy import TenantStatus, tenant_statuses
 
@@ -13,7 +15,8 @@ from magnetar_common.tenancy import TenantStatus, tenant_statuses
 def model_row(model: Model) -> Json:
     """Return how a model is, whole."""
     status = plain(model_status(model))
-    return {**status, "spec": plain(model.target.spec) if model.generation in model.versions else {}}
+    target = model.versions.get(model.generation)
+    return {**status, "spec": plain(target.spec) if target else {}, "size": target.size if target else 0}
 
 
 def models(state: State) -> list[Json]:
@@ -26,11 +29,47 @@ def replicas(state: State) -> list[Json]:
     return [plain(replica) for key in sorted(state.models) for replica in model_status(state.models[key]).replicas]
 
 
+def unreturned(state: State, model: str) -> list[Json]:
+    """Return what unloaded replicas of a model have not given back, in order of server; ``leaked`` = nor in time."""
+    return [
+        {**plain(each), "server": key, "leaked": held is server.leaked}
+        for key, server in sorted(state.servers.items())
+        for held in (server.awaited, server.leaked)
+        for each in held.values()
+        if each.model == model
+    ]
+
+
 def servers(state: State) -> list[Json]:
     """Return every server, by key."""
-    return [
-        {**server_to_dict(server), "schedulable": server.schedulable} for _, server in sorted(state.servers.items())
+    return [_server(state, server) for _, server in sorted(state.servers.items())]
+
+
+def server_row(state: State, server: Server) -> Json:
+    """Return a server, whole: what is on it, and of a draining one why it is still there."""
+    why = {(left.model, left.generation): left.reason for left in left_on(state, server)} if server.draining else {}
+    held = [
+        {**plain(replica), "whyHere": why.get(place, "")}
+        for place, replica in sorted(server.replicas.items(), key=lambda item: item[0])
     ]
+    order = state.cordons.get(server.key)
+    return {**_server(state, server), "replicas": held, "order": plain(order) if order else None}
+
+
+def _server(state: State, server: Server) -> Json:
+    return {
+        **server_to_dict(server),
+        "schedulable": server.schedulable,
+        "phase": phase(server),
+        "unreturned": {"awaited": total(server.awaited.values()), "leaked": total(server.leaked.values())},
+        "modelsLeft": len(server.replicas) if server.draining else 0,
+        "modelsStuck": len(stuck_on(state, server)) if server.draining else 0,
+    }
+
+
+def _because(row: Json) -> str:
+    reason = f"{row['code']}: {row['reason']}".removeprefix(": ")
+    return reason if row["code"] == "FROZEN" else "; ".join(filter(None, (row["frozen"], reason)))
 
 
 def tenant_row(status: TenantStatus) -> Json:
@@ -51,7 +90,7 @@ MODELS: Columns = {
     "available": lambda row: f"{row['available']}/{row['wanted']}",
     "traffic": lambda row: ", ".join(f"v{each['generation']} {each['weight']} %" for each in row["active"]) or "-",
     "servers": lambda row: ", ".join(r["server"] for r in row["replicas"] if r["state"] == "Available") or "-",
-    "reason": lambda row: f"{row['code']}: {row['reason']}".removeprefix(": "),
+    "reason": _because,
 }
 
 REPLICAS: Columns = {
@@ -64,15 +103,35 @@ REPLICAS: Columns = {
     "reason": lambda row: f"{row['code']}: {row['reason']}".removeprefix(": "),
 }
 
+
+def _state(row: Json) -> str:
+    said = row["lostCode"] or "Lost" if row["lost"] else row["phase"] or row["record"]["status"]
+    if row["lost"] and row["phase"]:
+        said += f", {row['phase']}"
+    if not row["modelsLeft"]:
+        return said
+    stuck = f", {row['modelsStuck']} stuck" if row["modelsStuck"] else ""
+    return f"{said}, {row['modelsLeft']} left{stuck}"
+
+
+UNRETURNED: Columns = {
+    "version": lambda row: row["generation"],
+    "server": lambda row: row["server"],
+    "unloaded": lambda row: row["position"],
+    "memory": lambda row: ", ".join(f"{amount(each['bytes'])} on {each['device']}" for each in row["bookings"]),
+    "state": lambda row: "leaked" if row["leaked"] else "not given back yet",
+}
+
 SERVERS: Columns = {
     "server": lambda row: row["key"],
-    "state": lambda row: row["lostCode"] or "Lost" if row["lost"] else row["record"]["status"],
+    "state": _state,
     "schedulable": lambda row: "yes" if row["schedulable"] else "no",
     "runtime": lambda row: " ".join(_runtime(row["record"]["server"])),
     "host": lambda row: row["record"]["server"]["host"],
     "address": lambda row: f"{row['record']['address']['host']}:{row['record']['address']['port']}",
     "models": lambda row: len(row["replicas"]),
     "booked": lambda row: amount(row["booked"]),
+    "unreturned": lambda row: ", ".join(_unreturned(row["unreturned"])) or "-",
     "free": lambda row: ", ".join(_device(each) for each in row["devices"].values()) or "-",
 }
 
@@ -111,10 +170,23 @@ def _tenant_notes(row: Json) -> Iterator[str]:
         yield "below its floor"
 
 
+HELD: Columns = {
+    "model": lambda row: row["model"],
+    "version": lambda row: row["generation"],
+    "state": lambda row: row["state"],
+    "memory": lambda row: amount(sum(each["bytes"] for each in row["bookings"])),
+    "why it is still here": lambda row: row["whyHere"] or f"{row['code']}: {row['reason']}".removeprefix(": "),
+}
+
+
 def _runtime(info: Json) -> Iterator[str]:
     yield info["runtime"]["kind"] or "-"
     if info["runtime"]["version"]:
         yield info["runtime"]["version"]
+
+
+def _unreturned(held: Json) -> Iterator[str]:
+    yield from (f"{amount(size)} {state}" for state, size in held.items() if size)
 
 
 def _device(device: Json) -> str:

@@ -1,6 +1,7 @@
 """One service as a process of its own that cannot outlive us, started again when it dies."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from magnetar_agent.children import Child, spawn
 from magnetar_common.settings import HttpSettings
 
 GRACE_S = 15.0
-"""Between SIGTERM and SIGKILL (seconds)."""
+"""Between SIGINT and SIGKILL (seconds)."""
 
 _BACKOFF_S = (0.5, 30.0)
 _STABLE_S = 60.0
@@ -86,10 +87,13 @@ class Supervised:
         return self._child.pid
 
     def stop(self) -> None:
-        """End it in order, with everything in its process group. Repeatable."""
+        """End it in order, with everything in its process group. Repeatable.
+
+        SIGTERM would have an agent look for servers to take over its models, and all of them end.
+        """
         self._stopping.set()
         self._thread.join()
-        self.last_exit = self._child.stop(GRACE_S)
+        self.last_exit = self._child.stop(GRACE_S, signal.SIGINT)
 
     def said(self) -> str:
         """Return the last line of what it wrote; of what the one before it wrote if it has said nothing yet."""

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from magnetar_common.render import plain, state_digest, state_to_dict
 from magnetar_projector.places import BadPlace, NoSuchPlace, Place, parse_place, time_of
 from magnetar_projector.queries import Queries
+from magnetar_projector.versions import NoSuchVersion, VersionPast, between, shown
 
 MAX_LIMIT = 1_000
 """Entries in one answer of ``/v1/log``."""
@@ -21,7 +22,8 @@ _Endpoint = Callable[[Request], JSONResponse]
 def routes(queries: Queries) -> list[Route]:
     """Return what to serve besides health and metrics.
 
-    ``/v1/models``, ``/v1/models/{tenant}/{name}`` with its ``/history`` and ``/story?from=&to=``, ``/v1/servers``,
+    ``/v1/models``, ``/v1/models/{tenant}/{name}`` with its ``/history``, ``/versions``, ``/diff?a=&b=`` (two versions) and
+    ``/story?from=&to=``, ``/v1/servers``,
     ``/v1/servers/{cluster}/{server}/{replica}/story``, ``/v1/log?after=&subject=&kind=&limit=`` and ``/v1/state?at=``.
     Places (``at``, ``from``, ``to``) are positions, message ids or RFC 3339 times.
     """
@@ -30,6 +32,8 @@ def routes(queries: Queries) -> list[Route]:
         "/v1/models": api.models,
         "/v1/models/{tenant}/{name}": api.model,
         "/v1/models/{tenant}/{name}/history": api.history,
+        "/v1/models/{tenant}/{name}/versions": api.versions,
+        "/v1/models/{tenant}/{name}/diff": api.diff,
         "/v1/models/{tenant}/{name}/story": api.model_story,
         "/v1/servers": api.servers,
         "/v1/servers/{cluster}/{server}/{replica}/story": api.server_story,
@@ -78,6 +82,28 @@ class _Api:
             if not changes:
                 raise HTTPException(404, f"there was never a model {key} up to position {self._queries.position}")
             return self._answer(history=[{**plain(change), "time": time_of(change.wall)} for change in changes])
+
+    def versions(self, request: Request) -> JSONResponse:
+        with self._queries.still():
+            return self._answer(versions=[shown(version) for version in self._versions(_model(request))])
+
+    def diff(self, request: Request) -> JSONResponse:
+        for name in ("a", "b"):
+            if not request.query_params.get(name):
+                raise HTTPException(400, f"{name} is missing: which versions are to be compared?")
+        one, other = (_number(request, name, 1, least=1) for name in ("a", "b"))
+        with self._queries.still():
+            try:
+                differences = between(self._versions(_model(request)), one, other)
+            except NoSuchVersion as error:
+                raise HTTPException(404, f"{_model(request)}: {error}") from error
+            return self._answer(differences=[plain(each) for each in differences])
+
+    def _versions(self, key: str) -> list[VersionPast]:
+        versions = self._queries.versions(key)
+        if not versions:
+            raise HTTPException(404, f"there was never a model {key} up to position {self._queries.position}")
+        return versions
 
     def model_story(self, request: Request) -> JSONResponse:
         return self._story(request, _model(request))

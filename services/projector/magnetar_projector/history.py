@@ -9,6 +9,10 @@ from magnetar_common.render import plain
 from magnetar_events import facts as f
 
 _NOTHING: Mapping[str, Any] = {}
+_WISHES = (f.ModelWanted, f.ModelScaled, f.ModelUndeployed, f.ModelFrozen, f.ModelUnfrozen)
+
+WISHES = tuple(kind.__name__ for kind in _WISHES)
+"""Kinds of fact that make a model's history."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,7 +31,7 @@ class Change:
     Attributes:
         position: of its entry.
         wall: ms since the epoch.
-        kind: ``deployed``, ``scaled`` or ``undeployed``.
+        kind: ``deployed``, ``rolled back``, ``scaled``, ``undeployed``, ``frozen`` or ``unfrozen``.
         generation: the version that was made, or that it was about.
         request: id of the request; empty if no request asked for it.
         source: which client sent it.
@@ -67,14 +71,17 @@ def history_of(model: str, records: Iterable[LogRecord]) -> list[Change]:
         for fact in record.entry.facts:
             if isinstance(fact, f.RequestAccepted):
                 request = fact
-            elif isinstance(fact, (f.ModelWanted, f.ModelScaled, f.ModelUndeployed)) and fact.model == model:
+            elif isinstance(fact, _WISHES) and fact.model == model:
                 before = spec
                 if isinstance(fact, f.ModelWanted):
-                    kind, generation, spec = "deployed", fact.generation, plain(fact.spec)
+                    kind = "rolled back" if fact.again or fact.rollback_of else "deployed"
+                    generation, spec = fact.generation, plain(fact.spec)
                 elif isinstance(fact, f.ModelScaled):
                     kind, spec = "scaled", {**spec, "replicas": fact.replicas}
-                else:
+                elif isinstance(fact, f.ModelUndeployed):
                     kind, spec = "undeployed", _NOTHING
+                else:
+                    kind = "frozen" if isinstance(fact, f.ModelFrozen) else "unfrozen"
                 differences = compare(before, spec) if before and spec else ()
                 changes.append(_change(record, kind, generation, request, differences))
     return changes

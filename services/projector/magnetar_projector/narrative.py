@@ -9,7 +9,19 @@ from magnetar_events import facts as f
 from magnetar_events.facts import Fact
 from magnetar_projector.history import who
 
-_OF_A_WHOLE_SERVER = (f.ServerUpdated, f.ServerLost, f.ServerForgotten)
+_OF_A_WHOLE_SERVER = (
+    f.ServerUpdated,
+    f.ServerLost,
+    f.ServerForgotten,
+    f.ServerCordoned,
+    f.ServerDraining,
+    f.ServerDrained,
+    f.ServerResumed,
+)
+_ENDS_A_DRAIN = (f.ServerJoined, f.ServerReturned)
+
+_NAMED = 5
+"""Models left behind that a line names."""
 
 
 def narrate(fact: Fact) -> str:
@@ -25,7 +37,9 @@ def concerns(state: State, fact: Fact) -> tuple[str, ...]:
         fact: what became so.
     """
     subjects = dict.fromkeys((f.subject_of(fact), getattr(fact, "model", ""), getattr(fact, "server", "")))
-    if isinstance(fact, _OF_A_WHOLE_SERVER) and (server := state.servers.get(fact.server)) is not None:
+    server = state.servers.get(getattr(fact, "server", ""))
+    whole = isinstance(fact, _OF_A_WHOLE_SERVER) or (isinstance(fact, _ENDS_A_DRAIN) and server and server.draining)
+    if whole and server is not None:
         subjects.update(dict.fromkeys(model for model, _ in server.replicas))
     if isinstance(fact, f.ReplicasPreempted):
         subjects.update(dict.fromkeys(victim.model for victim in fact.victims))
@@ -122,11 +136,26 @@ def _report_ignored(fact: f.ReportIgnored) -> str:
 
 
 def _model_wanted(fact: f.ModelWanted) -> str:
-    return f"{_of(fact)} is wanted, {_replicas(fact.spec.replicas)} of {fact.spec.storage_uri}"
+    again = " again" if fact.again else f", as v{fact.rollback_of} was" if fact.rollback_of else ""
+    return f"{_of(fact)} is wanted{again}, {_replicas(fact.spec.replicas)} of {fact.spec.storage_uri}"
 
 
 def _model_scaled(fact: f.ModelScaled) -> str:
     return f"{fact.model} is to have {_replicas(fact.replicas)} (set by {fact.owner})"
+
+
+def _model_frozen(fact: f.ModelFrozen) -> str:
+    who = f" by {fact.actor}" if fact.actor else ""
+    return f"{fact.model} is frozen{who}, nothing of it is changed until it is unfrozen{_because(fact.reason)}"
+
+
+def _model_unfrozen(fact: f.ModelUnfrozen) -> str:
+    return f"{fact.model} is no longer frozen"
+
+
+def _version_kept(fact: f.VersionKept) -> str:
+    full = f" of {fact.full}" if fact.full else ""
+    return f"{_of(fact)} is kept at {fact.replicas}{full} replicas{_because(fact.reason)}"
 
 
 def _model_undeployed(fact: f.ModelUndeployed) -> str:
@@ -200,6 +229,34 @@ def _replica_measured(fact: f.ReplicaMeasured) -> str:
     return f"{_of(fact)} loaded on {fact.server}: {times}{memory}"
 
 
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def _size_learnt(fact: f.SizeLearnt) -> str:
+    return f"{_of(fact)} needs {amount(fact.bytes)} per device from here on{_because(fact.reason)}"
+
+
+def _replica_booked(fact: f.ReplicaBooked) -> str:
+    return f"{_of(fact)} on {fact.server} now reserves {_bookings(fact.bookings)}{_because(fact.reason)}"
+
+
+def _memory_awaited(fact: f.MemoryAwaited) -> str:
+    kept = _bookings(fact.bookings)
+    return f"{_of(fact)} is unloaded from {fact.server}; {kept} stay reserved until the device shows them"
+
+
+def _memory_returned(fact: f.MemoryReturned) -> str:
+    return f"the memory of {_of(fact)}, unloaded at {fact.position}, is free again on {fact.server}"
+
+
+def _memory_leaked(fact: f.MemoryLeaked) -> str:
+    kept = _bookings(fact.bookings)
+    return (
+        f"{fact.server} is leaky: it did not give back {kept} of {_of(fact)}, unloaded at {fact.position}; "
+        "restart the inference server with its agent to have it back"
+    )
+
+
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
@@ -251,6 +308,29 @@ def _server_forgotten(fact: f.ServerForgotten) -> str:
     return f"{fact.server} was lost long ago and is forgotten"
 
 
+def _server_cordoned(fact: f.ServerCordoned) -> str:
+    return f"{fact.server} is cordoned: nothing more is placed on it{_because(fact.reason)}"
+
+
+def _server_draining(fact: f.ServerDraining) -> str:
+    until = f" with life {fact.incarnation}" if fact.incarnation else ""
+    return f"{fact.server} drains{until}: its models move elsewhere{_because(fact.reason)}"
+
+
+def _server_drained(fact: f.ServerDrained) -> str:
+    if not fact.models:
+        return f"{fact.server} is drained: nothing is left on it"
+    told = [f"{_of(left)} ({left.reason})" for left in fact.left[:_NAMED]]
+    if fact.models > len(told) > 0:
+        told.append(f"and {fact.models - len(told)} more")
+    left = f"{fact.models} model is left" if fact.models == 1 else f"{fact.models} models are left"
+    return f"the time for {fact.server} to drain is over, and {left}{_because('; '.join(told))}"
+
+
+def _server_resumed(fact: f.ServerResumed) -> str:
+    return f"{fact.server} is resumed: it can be placed on again{_because(fact.reason)}"
+
+
 _LINES: dict[type, Callable[[Any], str]] = {
     f.LeaderElected: _leader_elected,
     f.LeaderAlive: _leader_alive,
@@ -266,6 +346,9 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.ModelWanted: _model_wanted,
     f.ModelScaled: _model_scaled,
     f.ModelUndeployed: _model_undeployed,
+    f.ModelFrozen: _model_frozen,
+    f.ModelUnfrozen: _model_unfrozen,
+    f.VersionKept: _version_kept,
     f.ModelRemoved: _model_removed,
     f.ArtifactPinned: _artifact_pinned,
     f.VersionFailed: _version_failed,
@@ -279,6 +362,11 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.ReplicaAdopted: _replica_adopted,
     f.ReplicaChanged: _replica_changed,
     f.ReplicaMeasured: _replica_measured,
+    f.SizeLearnt: _size_learnt,
+    f.ReplicaBooked: _replica_booked,
+    f.MemoryAwaited: _memory_awaited,
+    f.MemoryReturned: _memory_returned,
+    f.MemoryLeaked: _memory_leaked,
     f.ServerJoined: _server_joined,
     f.ServerSuperseded: _server_superseded,
     f.ServerUpdated: _server_updated,
@@ -289,4 +377,8 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.ServerLost: _server_lost,
     f.ServerReturned: _server_returned,
     f.ServerForgotten: _server_forgotten,
+    f.ServerCordoned: _server_cordoned,
+    f.ServerDraining: _server_draining,
+    f.ServerDrained: _server_drained,
+    f.ServerResumed: _server_resumed,
 }

@@ -156,7 +156,7 @@ class Projector:
             self.state = State()
             return LogReader(self._bus, name=_NAME)
         self._last = checkpoint.message_id
-        return LogReader(self._bus, checkpoint.message_id, name=_NAME)
+        return LogReader(self._bus, checkpoint.message_id, _NAME, self.state)
 
     def _check(self, position: int) -> None:
         """Compare an entry that is stored with the log: another log may be there now, or an older copy of this one."""

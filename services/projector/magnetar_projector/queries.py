@@ -1,6 +1,7 @@
 """Questions to the read model: what is, what was, and what happened in between."""
 
 import json
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,9 +10,10 @@ from typing import Any
 from magnetar_common.bus import MessageId
 from magnetar_common.log import LogRecord
 from magnetar_common.state import State
-from magnetar_projector.history import Change, history_of
+from magnetar_projector.history import WISHES, Change, history_of
 from magnetar_projector.places import NoSuchPlace, Place, time_of, wall_of
 from magnetar_projector.read_model import ReadModel
+from magnetar_projector.versions import MILESTONES, VersionPast, versions_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -135,13 +137,18 @@ class Queries:
 
     def history(self, model: str) -> list[Change]:
         """Return what was asked of a model, by whom, when, why, and what it changed; empty for one that never was."""
-        rows = self._query(
-            "SELECT DISTINCT position FROM mentions JOIN facts USING (position, idx) "
-            "WHERE mentions.subject = ? AND kind IN ('ModelWanted', 'ModelScaled', 'ModelUndeployed') "
-            "ORDER BY position",
-            (model,),
-        )
-        return history_of(model, (self.entry_at(position) for (position,) in rows))
+        return history_of(model, self._entries_with(model, WISHES))
+
+    def versions(self, model: str) -> list[VersionPast]:
+        """Return every version that a model has had, and what became of each; empty for a model that never was."""
+        return versions_of(model, self._entries_with(model, MILESTONES))
+
+    def _entries_with(self, model: str, kinds: tuple[str, ...]) -> Iterator[LogRecord]:
+        among = ", ".join("?" * len(kinds))
+        source = f"mentions JOIN facts USING (position, idx) WHERE mentions.subject = ? AND kind IN ({among})"
+        sql = f"SELECT DISTINCT position FROM {source} ORDER BY position"  # noqa: S608 - ours
+        rows = self._query(sql, (model, *kinds))
+        return (self.entry_at(position) for (position,) in rows)
 
     def log(self, *, after: int = -1, subject: str = "", kind: str = "", limit: int = 100) -> list[dict[str, Any]]:
         """Return entries in order, with the facts that were asked for.

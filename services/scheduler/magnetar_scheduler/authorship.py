@@ -50,7 +50,7 @@ def author_of(policy: Policy, source: Request) -> Author:
 
 
 def check_may_govern(now: Policy, publisher: str, what: str = "set the policy") -> None:
-    """Refuse a change of what everybody depends on (policy, version of the log, tenants) from one who may not make it.
+    """Refuse a change of what everybody depends on (policy, log version, servers, tenants) from one who may not make it.
 
     Raises:
         Refusal: signatures are required, and the policy does not let this publisher.

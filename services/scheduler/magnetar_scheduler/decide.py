@@ -7,6 +7,7 @@ from magnetar_common.state import State
 from magnetar_events import facts as f
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.drains import say_what_is_drained
 from magnetar_scheduler.pending import on_continue, on_timer
 from magnetar_scheduler.reports import on_report
 from magnetar_scheduler.requests import on_rejected, on_request
@@ -23,6 +24,7 @@ def decide(state: State, source: i.Decidable, at: int) -> list[f.Fact]:
     """
     draft = Draft(state, at)
     _ON[type(source)](draft, source)
+    say_what_is_drained(draft)
     return draft.facts
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from magnetar_common.state import ReplicaKey, State
 from magnetar_common.topics import COMMANDS
+from magnetar_common.transitions import LEAVING
 from magnetar_events import COMMAND, Command
 from magnetar_events import facts as f
 from magnetar_scheduler.effects import command_topic, inventory_command, replica_command
@@ -26,6 +27,9 @@ _OF_ROUTES = (
     f.VersionFailed,
 )
 _NEVER = (-1, 0.0)
+LOOK_S = 0.05
+"""Unloads that wait for their route to be stored are looked at this often (seconds)."""
+
 _OF_SERVERS = (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ServerLost, f.InventoryRequested)
 
 
@@ -48,6 +52,9 @@ class Dispatch:
         self._sent: dict[ReplicaKey | str, tuple[int, float]] = {}
         self._touched: dict[str, int] = {}
         self._unrouted: dict[str, None] = {}
+        self._held: dict[ReplicaKey, None] = {}
+        """Whose unload waits until nobody is sent there any more."""
+        self._next_look = 0.0
 
     @property
     def behind(self) -> bool:
@@ -57,7 +64,7 @@ class Dispatch:
     @property
     def waiting(self) -> bool:
         """Whether anything is to be sent, now or once it is stored."""
-        return bool(self._due or self._unrouted)
+        return bool(self._due or self._unrouted or self._held)
 
     def note(self, position: int, facts: Iterable[f.Fact]) -> None:
         """Take note of whose commands and routes an entry may change."""
@@ -84,6 +91,10 @@ class Dispatch:
 
     def act(self, stored: int) -> None:
         """Send the commands that the entries up to position ``stored`` have made outstanding."""
+        if self._held and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            for key in list(self._held):
+                self._command(key, stored)
         while self._due and self._due[0][0] <= stored:
             position, replicas, servers, models = self._due.popleft()
             for key in replicas:
@@ -129,8 +140,12 @@ class Dispatch:
                 self._ask(key, stored)
 
     def _command(self, key: ReplicaKey, stored: int) -> None:
+        self._held.pop(key, None)
         replica = self._state.outstanding.get(key)
         if replica is None or replica.position > stored or self._sent.get(key, _NEVER)[0] == replica.position:
+            return
+        if replica.state in LEAVING and not self._routes.left(replica):
+            self._held[key] = None
             return
         command = replica_command(self._state, self._term, replica)
         if command is not None:

@@ -4,12 +4,15 @@
 that ``evolve`` uses, and keeps count of what it has reserved on servers meanwhile.
 """
 
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
 from typing import TypeVar
 
+from magnetar_common.evolve import DRAINS
+from magnetar_common.memory import AwaitedKey
 from magnetar_common.model_folds import fold_model
 from magnetar_common.quotas import (
     NOTHING,
@@ -25,7 +28,7 @@ from magnetar_common.quotas import (
     tenant_of,
 )
 from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Version
-from magnetar_common.transitions import R
+from magnetar_common.transitions import ARRIVING, STATES, R
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
 
@@ -35,6 +38,8 @@ BUDGET = 250_000
 What is begun is ended: a model of 1,000 replicas may add as much as 700,000 for names of full length. Both together stay
 below the 1 MiB of an entry.
 """
+
+_OF_MEMORY = (f.MemoryAwaited, f.MemoryReturned, f.MemoryLeaked)
 
 _FACT_BYTES = 300
 _CANDIDATE_BYTES = 20
@@ -65,11 +70,13 @@ class Draft:
         "_models",
         "_size",
         "at",
+        "awaited",
         "bytes",
         "claims",
         "facts",
         "largest_room",
         "least",
+        "loading",
         "placed",
         "refused",
         "reserved",
@@ -88,6 +95,8 @@ class Draft:
         """(host, device) → bytes added by this draft."""
         self.bytes: dict[str, int] = {}
         """Server → bytes added by this draft."""
+        self.loading: Counter[str] = Counter()
+        """Server → loads begun (or, below zero, ended) by this draft."""
         self.largest_room: dict[bool, int] = {}
         """Whether on accelerators → the most that any device had left when somebody first asked; see ``placement``."""
         self.used: dict[str, Amount] = {}
@@ -96,6 +105,8 @@ class Draft:
         """Tenant with a floor → what its models needed before this draft; None = nobody has asked yet."""
         self.refused: dict[str, set[Need]] = {}
         """Tenant → what those of its models need that found no place in this draft."""
+        self.awaited: dict[str, list[tuple[f.Booking, ...]]] = {}
+        """Server → what replicas reserved that this draft has unloaded, and that are to give it back."""
         self.claims: dict[str, list[tuple[str, int]]] = {}
         """Server → (model, version) that this draft has others leave it for."""
         self.least: int | None = None
@@ -156,6 +167,9 @@ class Draft:
         """Decide a fact."""
         self.facts.append(fact)
         self._size += _size_of(fact)
+        if isinstance(fact, _OF_MEMORY):
+            self._give_back(fact)
+            return  # of a replica that is gone: nothing of its model changes
         key = getattr(fact, "model", None)
         if key is None:
             return
@@ -165,28 +179,39 @@ class Draft:
             return
         if model is None:
             model = self._models[key] = Model(key, deleted=isinstance(fact, f.ReplicaAdopted))
-        if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaChanged)):
+        if isinstance(fact, f.ReplicaChanged):
+            self._count(model, fact)
+        if isinstance(fact, f.ReplicaBooked):
+            self._hold(fact.server, model.replicas[fact.generation, fact.server].bookings, -1)
+            self._hold(fact.server, fact.bookings, +1)
+        if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaChanged, f.ReplicaBooked)):
             self._move(model, fact)
         else:
             fold_model(model, fact, self.state.position + 1, self.at)
         if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
+            server = self.state.servers[fact.server]
+            model.replicas[fact.generation, fact.server].draining = self.state.version >= DRAINS and server.draining
             self._reserve(fact.server, fact.bookings, +1)
-        elif isinstance(fact, f.ReplicasPreempted):
+        if isinstance(fact, f.ReplicaPlaced):
+            self.loading[fact.server] += 1
+        if isinstance(fact, f.ReplicasPreempted):
             self.claims.setdefault(fact.server, []).append((key, fact.generation))
         elif isinstance(fact, f.PlacementRefused) and not at_cap(model.versions[fact.generation]):
             need = need_of(model, model.versions[fact.generation])
             self.refused.setdefault(tenant_of(key), set()).add(need)
 
-    def _move(self, model: Model, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.ReplicaChanged) -> None:
+    def _move(
+        self, model: Model, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.ReplicaChanged | f.ReplicaBooked
+    ) -> None:
         """Fold a fact about a replica, and count it for its tenant."""
         place = (fact.generation, fact.server)
         before = held(model.replicas.get(place))
         fold_model(model, fact, self.state.position + 1, self.at)
         after = held(model.replicas.get(place))
         if after != before:
-            self._count(model.key, minus(after, before))
+            self._use(model.key, minus(after, before))
 
-    def _count(self, model: str, amount: Amount) -> None:
+    def _use(self, model: str, amount: Amount) -> None:
         tenant = tenant_of(model)
         self.used[tenant] = plus(self.used.get(tenant, NOTHING), amount)
 
@@ -202,8 +227,6 @@ class Draft:
         due: int = 0,
     ) -> None:
         """Decide that a replica goes to another state."""
-        if after is R.UNLOADED:
-            self._reserve(replica.server, replica.bookings, -1)
         self.emit(
             f.ReplicaChanged(
                 replica.model,
@@ -219,23 +242,57 @@ class Draft:
             )
         )
 
+    def _count(self, model: Model, fact: f.ReplicaChanged) -> None:
+        before, after = STATES[fact.before], STATES[fact.after]
+        replica = model.replicas.get((fact.generation, fact.server))
+        if after is R.UNLOADED and replica is not None:
+            self._reserve(fact.server, replica.bookings, -1)
+        begun = (after in ARRIVING) - (before in ARRIVING)
+        if begun:
+            self.loading[fact.server] += begun
+
     @contextmanager
     def without(self, replica: Replica) -> Generator[None]:
         """Within it, things stand as if a replica were gone and its memory free."""
         amount, known = held(replica), replica.server in self.placed
         self._reserve(replica.server, replica.bookings, -1)
-        self._count(replica.model, minus(NOTHING, amount))
+        self._use(replica.model, minus(NOTHING, amount))
         try:
             yield
         finally:
             self._reserve(replica.server, replica.bookings, +1)
-            self._count(replica.model, amount)
+            self._use(replica.model, amount)
             if not known:
                 del self.placed[replica.server]
 
+    @contextmanager
+    def given_back(self, server: Server) -> Generator[None]:
+        """Within it, things stand as if a server had back what its unloaded replicas are still to give back."""
+        held = [*(each.bookings for each in server.awaited.values()), *self.awaited.get(server.key, ())]
+        for bookings in held:
+            self._hold(server.key, bookings, -1)
+        try:
+            yield
+        finally:
+            for bookings in held:
+                self._hold(server.key, bookings, +1)
+
     def _reserve(self, key: str, bookings: tuple[f.Booking, ...], sign: int) -> None:
-        server = self.state.servers[key]
         self.placed[key] = self.placed.get(key, 0) + sign
+        self._hold(key, bookings, sign)
+
+    def _give_back(self, fact: f.MemoryAwaited | f.MemoryReturned | f.MemoryLeaked) -> None:
+        server = self.state.servers[fact.server]
+        key = AwaitedKey(fact.model, fact.generation, fact.position)
+        known = server.awaited.get(key) or server.leaked.get(key)
+        if isinstance(fact, f.MemoryAwaited) and known is None:
+            self._hold(fact.server, fact.bookings, +1)
+            self.awaited.setdefault(fact.server, []).append(fact.bookings)
+        elif isinstance(fact, f.MemoryReturned) and known is not None:
+            self._hold(fact.server, known.bookings, -1)
+
+    def _hold(self, key: str, bookings: tuple[f.Booking, ...], sign: int) -> None:
+        server = self.state.servers[key]
         for booking in bookings:
             device = (server.info.host, booking.device)
             self.reserved[device] = self.reserved.get(device, 0) + sign * booking.bytes
@@ -247,8 +304,10 @@ def _size_of(fact: f.Fact) -> int:
     size = _FACT_BYTES
     if isinstance(fact, (f.ReplicaPlaced, f.ReplicaChanged, f.ReplicaAdopted)):
         size += len(fact.server) + _BYTES_A_CHARACTER * len(fact.reason)
-    if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
+    if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaBooked, f.MemoryAwaited, f.MemoryLeaked)):
         size += sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(booking.device) for booking in fact.bookings)
+    if isinstance(fact, f.ServerDrained):
+        size += sum(_FACT_BYTES + _BYTES_A_CHARACTER * len(left.reason) for left in fact.left)
     if isinstance(fact, f.ReplicasPreempted):
         size += sum(_CANDIDATE_BYTES + len(victim.model) for victim in fact.victims)
     if isinstance(fact, (f.ReplicaPlaced, f.PlacementRefused)):

@@ -73,19 +73,18 @@ def _settle(draft: Draft, replica: Replica, item: InventoryModel | None) -> bool
     if state in (R.LOADED, R.AVAILABLE):
         if there:
             return False
-        draft.change(copy, R.LOST, code="DROPPED", reason="its server no longer holds it")
-        draft.change(copy, R.LOAD_REQUESTED, reason="its server no longer held it", attempt=1, due=due)
+        _dropped(draft, copy)
     elif state in ARRIVING:
         if not there:
             return False
         draft.change(copy, R.LOADED, reason="found loaded")
     elif state is R.LOST:
-        if busy:
-            draft.change(copy, R.LOAD_REQUESTED, reason="found loading", attempt=1, due=due)
-        elif there:
-            draft.change(copy, R.LOADED, reason="found loaded")
+        stays = version is not None and model is not None and model.frozen and not copy.draining
+        if busy or (stays and not there):
+            reason = "found loading" if busy else "frozen: loaded again where it was"
+            draft.change(copy, R.LOAD_REQUESTED, reason=reason, attempt=1, due=due)
         else:
-            draft.change(copy, R.UNLOADED, reason="found gone")
+            draft.change(copy, R.LOADED if there else R.UNLOADED, reason="found loaded" if there else "found gone")
     elif state is R.UNROUTE_REQUESTED:
         if item is not None:
             return False
@@ -102,11 +101,21 @@ def _settle(draft: Draft, replica: Replica, item: InventoryModel | None) -> bool
     return True
 
 
+def _dropped(draft: Draft, replica: Replica) -> None:
+    """Load again what its server no longer holds; on one that drains it has left for good."""
+    draft.change(replica, R.LOST, code="DROPPED", reason="its server no longer holds it")
+    if replica.draining:
+        draft.change(replica, R.UNLOADED, reason="found gone from a server that drains")
+    else:
+        due = draft.at + draft.policy.load_timeout_ms
+        draft.change(replica, R.LOAD_REQUESTED, reason="its server no longer held it", attempt=1, due=due)
+
+
 def _adopt(draft: Draft, server: Server, item: InventoryModel) -> None:
     key, generation = item.model, item.generation
     model = draft.model(key)
     version = model.versions.get(generation) if model else None
-    memory = version.spec.memory if version else 0
+    memory = version.size if version else 0
     accelerators = [uuid for uuid, device in sorted(server.devices.items()) if device.kind != "cpu"]
     devices = accelerators[: version.spec.devices] if version and version.spec.devices else ["cpu"]
     bookings = tuple(f.Booking(device, memory) for device in devices)

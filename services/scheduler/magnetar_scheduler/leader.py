@@ -16,6 +16,8 @@ from magnetar_common import __version__
 from magnetar_common.bus import EARLIEST, Anchor, Bus, Message, MessageId
 from magnetar_common.errors import BusError, BusUnavailable, Deposed, LogReplaced
 from magnetar_common.evolve import fold
+from magnetar_common.log import check_history
+from magnetar_common.memory import total
 from magnetar_common.metrics import (
     DECIDE_SECONDS,
     DECISIONS,
@@ -25,6 +27,7 @@ from magnetar_common.metrics import (
     LOG_POSITION,
     REPLICAS,
     TERM,
+    UNRETURNED,
 )
 from magnetar_common.state import State
 from magnetar_common.topics import ANCHOR, INPUTS, ROUTES, SERVICE_REGISTRY
@@ -36,7 +39,6 @@ from magnetar_events.credentials import redacted
 from magnetar_events.entry import Entry, Input
 from magnetar_scheduler.appender import FRESH_S, Appender
 from magnetar_scheduler.authentic import examined
-from magnetar_scheduler.custody import check_history
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.inputs import Alive, Decidable, Elected, Rejected, Request, understand
@@ -448,6 +450,8 @@ class Leader:
         counts = Counter(replica.state for model in self.state.models.values() for replica in model.replicas.values())
         for name, state in REPLICA_STATES.items():
             REPLICAS.labels(name).set(counts[state])
+        UNRETURNED.labels("awaited").set(sum(total(server.awaited.values()) for server in self.state.servers.values()))
+        UNRETURNED.labels("leaked").set(sum(total(server.leaked.values()) for server in self.state.servers.values()))
 
 
 def _defect(source: Input, error: Exception) -> f.RequestRejected:

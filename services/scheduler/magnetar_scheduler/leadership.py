@@ -14,7 +14,7 @@ import structlog
 
 from magnetar_common.bus import EARLIEST, Bus, Producer
 from magnetar_common.errors import BusError, BusUnavailable, CannotFence, LogError, TopicHeld
-from magnetar_common.log import LogReader, LogRecord
+from magnetar_common.log import LogReader, LogRecord, check_history
 from magnetar_common.metrics import START_ENTRIES
 from magnetar_common.snapshot import Snapshots, beginning
 from magnetar_common.state import State
@@ -22,12 +22,15 @@ from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY, schemas, versions
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import BARRIER, FOLD_VERSION_PROPERTY, Entry, Input
-from magnetar_scheduler.custody import check_history
 
 _log = structlog.get_logger(__name__)
 
 POLL_S = (0.3, 0.7)
 """A challenger tries again after a time between these (seconds)."""
+
+SILENT_S = 75.0
+"""Who holds the log and appends nothing for this long (seconds) is in trouble: an idle leader says each minute that it is
+there."""
 
 BARRIER_S = 30.0
 """The barrier is read back within this time (seconds), or the hold is given up."""
@@ -66,6 +69,8 @@ class Challenger:
         self._reader: LogReader | None = None
         self._place = EARLIEST
         """Of the last entry in the state."""
+        self._held_since: float | None = None
+        self._warned = False
         self.state = State()
         self.start = "the log is being folded"
         """How it got to the end of the log, for people."""
@@ -84,7 +89,7 @@ class Challenger:
         self.state, after = beginning(self._snapshots, following)
         self._place = after
         snapshot = self.state.position
-        reader = self._reader = LogReader(following, after, name="magnetar-standby")
+        reader = self._reader = LogReader(following, after, "magnetar-standby", self.state)
         bus: Bus | None = None
         try:
             for record in reader.stored():  # before the first try: who cannot fold the log must not hold it
@@ -92,7 +97,7 @@ class Challenger:
                 if self._stopping():
                     return None
             self._started(snapshot)
-            next_try, said = 0.0, False
+            next_try, said = 0.0, ""
             while not self._stopping():
                 if time.monotonic() >= next_try:
                     bus = self._connect()
@@ -105,9 +110,10 @@ class Challenger:
                     bus = None
                     if once:
                         return None
-                    if not said:
-                        _log.info("another scheduler leads; standing by")
-                        said = True
+                    if self._held_since is not None and said != (leader := self.leader):
+                        _log.info("another scheduler leads; standing by", leader=leader, term=self.state.term)
+                        said = leader
+                    self._warn_of_silence()
                     next_try = time.monotonic() + random.uniform(*POLL_S)  # noqa: S311 - spreads tries, hides nothing
                 record = reader.read(0.1)
                 if record is not None:
@@ -126,13 +132,46 @@ class Challenger:
         START_ENTRIES.set(entries)
         _log.info("the log is folded", entries=entries, snapshot=snapshot)
 
+    @property
+    def leader(self) -> str:
+        """Who leads, as the log has it: the identity of that process."""
+        return self.state.leader or "nobody that the log knows"
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which somebody else has held the log and appended nothing; 0 = nobody holds it."""
+        return 0.0 if self._held_since is None else time.monotonic() - self._held_since
+
+    def role(self) -> str:
+        """Return what this one does, for people."""
+        where = f"standing by at position {self.state.position}"
+        if self._held_since is None:
+            return where
+        if self._warned:
+            return f"{where}; {self.leader} holds the log and has appended nothing for {self.silence:.0f} s"
+        return f"{where}; {self.leader} leads"
+
+    def _warn_of_silence(self) -> None:
+        if self._warned or self.silence <= SILENT_S:
+            return
+        self._warned = True
+        _log.warning(
+            "the log is still held, and nothing is appended to it: its holder stands still (stopped, out of memory, a "
+            "debugger), or was cut off and the broker does not notice (keepAliveIntervalSeconds), or another client "
+            "produces to the topic (pulsar-admin topics stats)",
+            topic=STATE_CHANGES.name,
+            leader=self.leader,
+            term=self.state.term,
+            silent_s=round(self.silence),
+        )
+
     def check(self) -> tuple[bool, str]:
         """Return (following, why), for ``/readyz``."""
         return self._reader.check() if self._reader is not None else (False, "the log is not open yet")
 
     def _hold(self, bus: Bus) -> Producer | None:
         try:
-            return bus.producer(
+            producer = bus.producer(
                 STATE_CHANGES.name,
                 schema=schemas.schema_json(STATE_CHANGES.schema, versions.schema_of(self.state.version)),
                 exclusive=True,
@@ -144,12 +183,16 @@ class Challenger:
                 raise CannotFence(
                     f"{held}: the embedded broker carries one scheduler only; use a real Pulsar for more"
                 ) from held
+            if self._held_since is None:
+                self._held_since = time.monotonic()
             return None
         except CannotFence:
             raise
         except BusError as error:
             _log.warning("cannot challenge for the leadership", error=str(error))
             return None
+        self._held_since, self._warned = None, False
+        return producer
 
     def _read_to_barrier(self, reader: LogReader, producer: Producer) -> bool:
         """Append a marker and fold until it comes back: only that is the end of the log, a time-out never is.
@@ -195,6 +238,8 @@ class Challenger:
     def _fold(self, reader: LogReader, record: LogRecord) -> None:
         if reader.fold(self.state, record):
             self._place = record.message_id
+            if self._held_since is not None:
+                self._held_since, self._warned = time.monotonic(), False
             self._folded(self.state)
 
 

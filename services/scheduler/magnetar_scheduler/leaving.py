@@ -1,6 +1,6 @@
 """How a replica leaves: out of the routes, after a grace out of memory; and who leaves first."""
 
-from magnetar_common.state import Replica
+from magnetar_common.state import Model, Replica
 from magnetar_common.transitions import R
 from magnetar_scheduler.draft import Draft
 
@@ -23,3 +23,10 @@ def let_go(draft: Draft, replica: Replica, reason: str, code: str = "") -> None:
         draft.change(replica, R.UNLOAD_REQUESTED, code=code, reason=reason, due=draft.at + policy.unload_timeout_ms)
     elif replica.state is R.LOST:
         draft.change(replica, R.UNLOADED, code=code, reason=reason)
+
+
+def hurry(draft: Draft, model: Model, reason: str) -> None:
+    """Unload at once what has left the routes and waits for its grace to end: requests that it works on may fail."""
+    for replica in list(model.replicas.values()):
+        if replica.state is R.UNROUTE_REQUESTED:
+            draft.change(replica, R.UNLOAD_REQUESTED, reason=reason, due=draft.at + draft.policy.unload_timeout_ms)

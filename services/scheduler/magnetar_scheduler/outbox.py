@@ -156,6 +156,7 @@ class Outbox:
                 topic,
                 schema=schemas.schema_json(wanted.contract),
                 exclusive=topic == self._exclusive,
+                batching=topic == self._exclusive,  # a burst changes many routes; a command is one of its topic
                 name="magnetar-scheduler",
             )
         except BusError as error:

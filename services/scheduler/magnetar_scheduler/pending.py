@@ -2,15 +2,18 @@
 
 from heapq import nsmallest
 
-from magnetar_common.state import Model, Server, State
+from magnetar_common.evolve import DRAINS
+from magnetar_common.state import DRAIN_TIMER, Model, Server, State, Version
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
-from magnetar_events.models import ModelSpec
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.drains import say_what_is_left
 from magnetar_scheduler.inputs import Continue, TimerDue
+from magnetar_scheduler.leaving import let_go
 from magnetar_scheduler.preemption import give_up
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
+from magnetar_scheduler.returns import on_due
 from magnetar_scheduler.servers import INVENTORY_LEASES
 from magnetar_scheduler.tenants import in_turn, turn_of
 
@@ -35,8 +38,11 @@ def on_timer(draft: Draft, source: TimerDue) -> None:
             give_up(draft, key, generation)
         elif key:
             _model_due(draft, key)
+        elif generation == DRAIN_TIMER:
+            say_what_is_left(draft, draft.state.servers[server])
         else:
-            _server_due(draft, draft.state.servers[server])
+            due = _server_due if generation == 0 else on_due
+            due(draft, draft.state.servers[server])
 
 
 def _replica_due(draft: Draft, key: str, generation: int, server: str) -> None:
@@ -48,6 +54,9 @@ def _replica_due(draft: Draft, key: str, generation: int, server: str) -> None:
     if replica.state in ARRIVING:
         message = f"no answer to the load within {policy.load_timeout_ms} ms"
         load_failed(draft, replica, "TIMEOUT", message, retriable=True)
+    elif replica.state is R.LOAD_FAILED and draft.state.servers[server].closed:
+        let_go(draft, replica, "nothing more is loaded on its server")
+        reconcile(draft, key, "failed elsewhere", retry=True)
     elif replica.state is R.LOAD_FAILED:
         due = draft.at + policy.load_timeout_ms
         draft.change(replica, R.LOAD_REQUESTED, reason="tried again", attempt=replica.attempt + 1, due=due)
@@ -59,7 +68,7 @@ def _replica_due(draft: Draft, key: str, generation: int, server: str) -> None:
 
 
 def _model_due(draft: Draft, key: str) -> None:
-    """Forget an undeployed model whose servers did not let go of it in time; what they still hold is found later."""
+    """Forget an undeployed model whose servers did not let go of it in time; they are asked what they still hold."""
     model = draft.model(key)
     if model is None or not model.deleted:
         return
@@ -67,6 +76,9 @@ def _model_due(draft: Draft, key: str) -> None:
         if replica.state is not R.LOST:
             draft.change(replica, R.LOST, code="DEADLINE", reason="not unloaded by the deadline")
         draft.change(replica, R.UNLOADED, code="DEADLINE", reason="forgotten")
+        server = draft.server(replica.server)
+        if server is not None and not (server.lost or server.inventory_asked):
+            draft.emit(f.InventoryRequested(server.key, f"{key} is forgotten, and may still be there"))
     reconcile(draft, key)
 
 
@@ -86,7 +98,7 @@ def on_continue(draft: Draft, source: Continue) -> None:
     for key in unsettled:
         if draft.full:
             return
-        reconcile(draft, key, "lost elsewhere" if _has_lost(state.models[key]) else "")
+        reconcile(draft, key, _why(state, state.models[key]))
     if draft.full or len(unsettled) >= piece:
         return
     for key in state.revivable()[: piece - len(unsettled)]:
@@ -124,7 +136,7 @@ def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
 
     for key in in_turn(draft, state.waiting, is_done):
         model = state.models[key]
-        like, unit = _like(state, model.target.spec), _tried_as(state, model)
+        like, unit = _like(state, model.target), _tried_as(state, model)
         number = numbers.setdefault(unit, len(numbers))
         if draft.full or number >= end:
             return
@@ -142,9 +154,10 @@ def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
             hopeless.add(like)
 
 
-def _like(state: State, spec: ModelSpec) -> tuple[object, ...]:
-    """Return all of a specification that placement looks at."""
-    asked = (spec.requirements, spec.runtime.kind, spec.memory, spec.devices, spec.gpu_types, spec.server)
+def _like(state: State, version: Version) -> tuple[object, ...]:
+    """Return all of a version that placement looks at."""
+    spec = version.spec
+    asked = (spec.requirements, spec.runtime.kind, version.size, spec.devices, spec.gpu_types, spec.server)
     if state.policy.preemption != "never":
         asked = (*asked, spec.priority)
     return (*asked, spec.tenant) if state.tenants else asked
@@ -153,11 +166,15 @@ def _like(state: State, spec: ModelSpec) -> tuple[object, ...]:
 def _tried_as(state: State, model: Model) -> object:
     """Return what a try of this model tells of: of all its like, unless something of its own may stand in its way."""
     target = model.target
-    return model.key if model.replicas or target.places or target.preempted else _like(state, target.spec)
+    return model.key if model.replicas or target.places or target.preempted else _like(state, target)
 
 
-def _has_lost(model: Model) -> bool:
-    return any(replica.state is R.LOST for replica in model.replicas.values())
+def _why(state: State, model: Model) -> str:
+    """Return why something of a model is placed without its being asked for."""
+    if any(replica.state is R.LOST for replica in model.replicas.values()):
+        return "lost elsewhere"
+    draining = state.version >= DRAINS and any(replica.draining for replica in model.replicas.values())
+    return "its server is draining" if draining else ""
 
 
 def _first(draft: Draft, count: int) -> list[str]:

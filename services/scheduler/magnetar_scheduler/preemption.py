@@ -8,7 +8,6 @@ Nobody is taken below a floor, nor a model below its ``minReplicas``. A model th
 room, and has nobody leave for it until it is whole again: so no two can push each other out in turn.
 """
 
-from collections.abc import Collection
 from contextlib import ExitStack
 
 from magnetar_common.model_folds import PREEMPTED
@@ -63,6 +62,7 @@ def make_room(draft: Draft, model: Model, version: Version, refused: Refused) ->
         if not server.schedulable or rule_against(draft, model, version, server, needs) not in ROOM:
             continue
         with ExitStack() as gone:
+            gone.enter_context(draft.given_back(server))
             for replica in _leaving(draft, server):
                 gone.enter_context(draft.without(replica))
             if not rule_against(draft, model, version, server, needs):
@@ -79,7 +79,8 @@ def make_room(draft: Draft, model: Model, version: Version, refused: Refused) ->
 
 def _clear(draft: Draft, model: Model, version: Version, server: Server, victims: list[Replica]) -> None:
     policy, spec = draft.policy, version.spec
-    due = draft.at + policy.unload_grace_ms + policy.unload_timeout_ms + READINGS * policy.lease_ms
+    due = draft.at + policy.unload_grace_ms + policy.unload_timeout_ms
+    due += policy.memory_return_ms + READINGS * policy.lease_ms
     named = tuple(f.Victim(each.model, each.generation, _priority(draft, each)) for each in victims)
     draft.emit(f.ReplicasPreempted(model.key, version.generation, server.key, named, spec.priority, due))
     for each in victims:
@@ -89,7 +90,7 @@ def _clear(draft: Draft, model: Model, version: Version, server: Server, victims
         let_go(draft, theirs.replicas[each.generation, each.server], reason, PREEMPTED)
 
 
-def _victims(draft: Draft, model: Model, version: Version, server: Server, needs: Collection[Need]) -> list[Replica]:
+def _victims(draft: Draft, model: Model, version: Version, server: Server, needs: frozenset[Need]) -> list[Replica]:
     """Return who would have to leave a server so that the version fits, as few as can be; empty = that does not help."""
     with ExitStack() as gone:
         chosen: list[Replica] = []
@@ -131,7 +132,7 @@ def _candidates(draft: Draft, version: Version, server: Server) -> list[Replica]
 
 
 def _may_leave(draft: Draft, replica: Replica, chosen: list[Replica]) -> bool:
-    """Whether neither its tenant's floor nor its model's ``minReplicas`` keeps a replica where it is.
+    """Whether none of its tenant's floor, its model's ``minReplicas`` and a freeze keeps a replica where it is.
 
     Those chosen before it are taken away in the draft already.
     """
@@ -140,7 +141,7 @@ def _may_leave(draft: Draft, replica: Replica, chosen: list[Replica]) -> bool:
         return False
     model = draft.model(replica.model)
     version = model.versions.get(replica.generation) if model is not None else None
-    if model is None or version is None:
+    if model is None or version is None or model.frozen:
         return False
     if not version.spec.min_replicas:
         return True

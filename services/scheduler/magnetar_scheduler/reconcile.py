@@ -1,7 +1,7 @@
 """Bring one model towards what is wanted of it. Everything that happens to a model ends here.
 
-Order, always: load, verify, route; and backwards: unroute, grace, unload. The new version's replicas are in the route
-table before the old version's leave it.
+Order, always: load, verify, route; and backwards: unroute, grace, unload. How a new version takes the place of an old one
+is in :mod:`magnetar_scheduler.rollout`.
 """
 
 from magnetar_common.state import Model, Version
@@ -11,6 +11,7 @@ from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.leaving import let_go, order_of_leaving
 from magnetar_scheduler.placement import Placed, Refused, place
 from magnetar_scheduler.preemption import make_room, waits_for_leavers
+from magnetar_scheduler.rollout import hand_over, restore, step, waits_because
 
 PLACES = 20
 """Places at which a version failed that are told, at most: each with what its agent said."""
@@ -32,51 +33,61 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False, 
     if model.deleted:
         _wind_down(draft, model)
         return
+    if model.frozen:
+        _restore_places(draft, model)
+        return
+    for replica in [each for each in model.replicas.values() if model.misplaced(each)]:
+        let_go(draft, replica, "its server is draining")
+    restore(draft, model)
+    refused: list[tuple[Version, Refused]] = []
     for generation in model.kept():
-        _fill(draft, model, model.versions[generation], reason or "wanted", retry=retry, most=most)
+        version = model.versions[generation]
+        answer = _fill(draft, model, version, reason or "wanted", retry=retry, most=most)
+        refused += [(version, answer)] if answer is not None else []
         _trim(draft, model, generation)
-    _hand_over(draft, model)
+    hand_over(draft, model)
+    if not most or refused:  # otherwise there may be room for more
+        step(draft, model)
+    for version, answer in refused:  # others leave only if none of its own do
+        make_room(draft, model, version, answer)
     for generation in model.kept():
         _relieve(draft, model, generation)
     _retire(draft, model)
 
 
-def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: bool, most: int) -> None:
-    """Place what is missing of a version."""
+def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: bool, most: int) -> Refused | None:
+    """Place what is missing of a version; return why not all of it, if that is to wait for room and for nobody to leave."""
     missing = model.missing(version.generation)
     if version.refused is not None and not retry and missing:
-        return
+        return None
     for left in range(missing, 0, -1):
         if draft.full or 0 < most <= missing - left:
-            return  # what is missing stays unsettled, or waits
+            return None  # what is missing stays unsettled, or waits
         answer = place(draft, model, version)
         if not isinstance(answer, Placed):
-            _no_room(draft, model, version, left, answer)
-            return
+            return answer if _no_room(draft, model, version, left, answer) else None
         due = draft.at + draft.policy.load_timeout_ms
         draft.emit(
             f.ReplicaPlaced(model.key, version.generation, answer.server, answer.bookings, reason, due, (), answer.best)
         )
     if version.refused is not None:
         draft.emit(f.PlacementSettled(model.key, version.generation))
+    return None
 
 
-def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> None:
+def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> bool:
+    """Say that a version waits, or has failed; return whether it waits, and for nobody who is leaving."""
     if version.places and not answer.passing:  # it was tried elsewhere and failed there; no place is left
         fail(draft, model, version, "LOAD_FAILED", "no other server takes it", retriable=True)
-        return
-    if not waits_for_leavers(draft, version):
-        _tell(draft, model, version, left, answer)
-        make_room(draft, model, version, answer)
-
-
-def _tell(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> None:
+        return False
+    if waits_for_leavers(draft, version):
+        return False
     before = version.refused
     rules = {count.rule for count in answer.refusals}
     if before is None or before.missing != left or {count.rule for count in before.refusals} != rules:
-        draft.emit(
-            f.PlacementRefused(model.key, version.generation, left, answer.message, answer.refusals, answer.examples)
-        )
+        message = answer.message + waits_because(draft, model, version)
+        draft.emit(f.PlacementRefused(model.key, version.generation, left, message, answer.refusals, answer.examples))
+    return True
 
 
 def fail(draft: Draft, model: Model, version: Version, code: str, message: str, *, retriable: bool) -> None:
@@ -97,29 +108,25 @@ def _trim(draft: Draft, model: Model, generation: int) -> None:
 
 def _relieve(draft: Draft, model: Model, generation: int) -> None:
     """Let go of lost and draining replicas once others do their work."""
-    replicas = list(model.of(generation))
-    available = sum(replica.state is R.AVAILABLE and replica.live for replica in replicas)
-    for replica in replicas if available >= model.versions[generation].wanted else ():
-        if replica.state is R.LOST:
-            let_go(draft, replica, "replaced")
-        elif replica.draining:
-            let_go(draft, replica, "its server is draining")
+    replicas, wanted = list(model.of(generation)), model.versions[generation].wanted
+    serving = [replica for replica in replicas if replica.state is R.AVAILABLE]
+    if sum(replica.live for replica in serving) >= wanted:
+        for replica in replicas:
+            if replica.state is R.LOST:
+                let_go(draft, replica, "replaced")
+    draining = sorted((replica for replica in serving if replica.draining), key=lambda replica: replica.server)
+    for replica in draining[: max(0, len(serving) - wanted)]:
+        let_go(draft, replica, "its server is draining")
 
 
-def _hand_over(draft: Draft, model: Model) -> None:
-    """Put what is loaded into the route table, and hand the traffic over once the wanted version can take it."""
-    routed = model.routed()
-    ready = [replica for replica in model.of(model.generation) if replica.state in (R.LOADED, R.AVAILABLE)]
-    if model.generation not in routed:
-        serving = any(r.state is R.AVAILABLE for r in model.replicas.values() if r.generation in routed)
-        if len(ready) >= model.wanted or (ready and not serving):
-            draft.emit(
-                f.TrafficChanged(model.key, (f.TrafficTarget(model.generation, 100),), "the wanted version is ready")
-            )
-    routed = model.routed()
-    for replica in list(model.replicas.values()):
-        if replica.state is R.LOADED and replica.generation in routed:
-            draft.change(replica, R.AVAILABLE)
+def _restore_places(draft: Draft, model: Model) -> None:
+    """Route what came back where it was: of a frozen model nothing else is done."""
+    for generation in model.routed() & model.versions.keys():
+        available = sum(replica.state is R.AVAILABLE for replica in model.of(generation))
+        for replica in list(model.of(generation)):
+            if replica.state is R.LOADED and available < model.versions[generation].wanted:
+                draft.change(replica, R.AVAILABLE)
+                available += 1
 
 
 def _retire(draft: Draft, model: Model) -> None:

@@ -12,6 +12,9 @@ from magnetar_scheduler.inputs import Report
 from magnetar_scheduler.inventory import on_inventory, on_resync
 from magnetar_scheduler.leaving import let_go
 from magnetar_scheduler.reconcile import fail, reconcile
+from magnetar_scheduler.returns import await_return
+from magnetar_scheduler.sizes import LOAD_FAIL_MEMORY, not_enough, observed
+from magnetar_scheduler.sizes import measured as take_measure
 
 ARTIFACT_MISMATCH = "ARTIFACT_MISMATCH"
 """The artifact is not the one that was pinned to this version. Final."""
@@ -22,7 +25,7 @@ CODE_LENGTH = 64
 MAX_DOUBLINGS = 16
 """The wait between attempts is doubled so often, at most."""
 
-_ELSEWHERE = frozenset({"LOAD_FAIL_MEMORY", "LOAD_FAIL_DISK"})
+_ELSEWHERE = frozenset({LOAD_FAIL_MEMORY, "LOAD_FAIL_DISK"})
 """Codes for which another attempt on the same server is no use."""
 
 
@@ -44,7 +47,10 @@ def on_report(draft: Draft, source: Report) -> None:
     if isinstance(report, r.ResyncRequested):
         on_resync(draft, server, report)
         return
-    if isinstance(report, (r.ArtifactRemoved, r.ArtifactRemoveFailed, r.CommandSuperseded, r.LoadObserved)):
+    if isinstance(report, r.LoadObserved):
+        observed(draft, server, report.memory)
+        return
+    if isinstance(report, (r.ArtifactRemoved, r.ArtifactRemoveFailed, r.CommandSuperseded)):
         return  # for people and for later: they change nothing
     model = draft.model(report.model)
     replica = model.replicas.get((report.generation, key)) if model else None
@@ -95,6 +101,7 @@ def _loaded(draft: Draft, replica: Replica, report: r.ModelLoaded) -> bool:
             times.verify_ms,
         )
     )
+    take_measure(draft, replica, report.memory)
     reconcile(draft, replica.model)
     return True
 
@@ -102,6 +109,8 @@ def _loaded(draft: Draft, replica: Replica, report: r.ModelLoaded) -> bool:
 def _load_failed(draft: Draft, replica: Replica, report: r.ModelLoadFailed) -> bool:
     if replica.state not in ARRIVING:
         return False
+    if report.code == LOAD_FAIL_MEMORY:
+        not_enough(draft, replica, report.free)
     load_failed(draft, replica, report.code[:CODE_LENGTH], report.message, retriable=report.retriable)
     return True
 
@@ -109,7 +118,8 @@ def _load_failed(draft: Draft, replica: Replica, report: r.ModelLoadFailed) -> b
 def load_failed(draft: Draft, replica: Replica, code: str, message: str, *, retriable: bool) -> None:
     """Decide what follows a failed load: again here, then elsewhere, then the version is failed."""
     policy = draft.policy
-    again = retriable and code not in _ELSEWHERE and replica.attempt < policy.load_attempts
+    here = code not in _ELSEWHERE and not draft.state.servers[replica.server].closed
+    again = retriable and here and replica.attempt < policy.load_attempts
     due = draft.at + policy.load_retry_ms * 2 ** min(replica.attempt - 1, MAX_DOUBLINGS) if again else 0
     draft.change(replica, R.LOAD_FAILED, code=code, reason=message[:512], retriable=retriable, due=due)
     if again:
@@ -135,6 +145,7 @@ def _unloaded(draft: Draft, replica: Replica, report: r.ModelUnloaded) -> bool:
     if replica.state not in LEAVING:
         return False
     draft.change(replica, R.UNLOADED)
+    await_return(draft, replica, report.free)
     reconcile(draft, replica.model)
     return True
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from magnetar_common.state import Model, Server, request_name
+from magnetar_common.status import frozen_because
 from magnetar_events import facts as f
 from magnetar_events import versions
 from magnetar_events.commands import COMMAND_KINDS
@@ -12,20 +13,29 @@ from magnetar_events.entry import FOLD_VERSION
 from magnetar_events.models import ModelSpec
 from magnetar_events.requests import (
     OF_NO_MODEL,
+    CordonServer,
     DeleteTenant,
     DeployModel,
+    DrainServer,
     FinalizeUpgrade,
+    FreezeModel,
     ModelEvent,
+    ResumeServer,
+    RollbackModel,
     ScaleModel,
     SetPolicy,
     SetTenant,
     UndeployModel,
+    UnfreezeModel,
 )
 from magnetar_scheduler.authorship import Author, author_of, check_may_govern, check_may_set
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.drains import of_request
 from magnetar_scheduler.inputs import Rejected, Request
+from magnetar_scheduler.leaving import hurry
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.refusal import Refusal
+from magnetar_scheduler.rollout import supersede
 from magnetar_scheduler.tenants import check_wish, remove_tenant, set_tenant
 
 
@@ -122,24 +132,36 @@ def _accept(draft: Draft, event: ModelEvent, author: Author, generation: int) ->
 
 def _deploy(draft: Draft, event: ModelEvent, author: Author, wish: DeployModel) -> None:
     spec, key = wish.model, wish.model.key
-    model = draft.state.models.get(key)
-    check_wish(draft, key, spec, spec.replicas)
-    if model is not None and not model.deleted and _same_version(model.target.spec, spec):
+    model = draft.model(key)
+    _check_thawed(model)
+    same = model is not None and not model.deleted and _same_version(model.target.spec, spec)
+    check_wish(draft, key, spec, spec.replicas, model.target.size if model is not None and same else 0)
+    if model is not None and same:
         _accept(draft, event, author, model.generation)
         if model.wanted != spec.replicas:
             draft.emit(f.ModelScaled(key, spec.replicas, event.field_owner))
         if model.target.failed is not None:
             draft.emit(f.VersionRevived(key, model.generation, "wanted again"))
     else:
-        if model is None and len(draft.state.models) >= draft.policy.max_models:
-            limit = (
-                f"there are {len(draft.state.models)} models, and the policy's maxModels is {draft.policy.max_models}"
-            )
-            raise Refusal("TOO_MANY_MODELS", "event.model.name", limit)
-        generation = draft.state.generations.get(key, draft.state.floor) + 1
-        _accept(draft, event, author, generation)
-        draft.emit(f.ModelWanted(key, generation, spec))
+        _new_version(draft, event, author, spec)
     reconcile(draft, key)
+
+
+def _new_version(draft: Draft, event: ModelEvent, author: Author, spec: ModelSpec, *, rollback_of: int = 0) -> None:
+    key, model = spec.key, draft.model(spec.key)
+    if model is None and len(draft.state.models) >= draft.policy.max_models:
+        limit = f"there are {len(draft.state.models)} models, and the policy's maxModels is {draft.policy.max_models}"
+        raise Refusal("TOO_MANY_MODELS", "event.model.name", limit)
+    generation = _last(draft, key) + 1
+    _accept(draft, event, author, generation)
+    if model is not None:
+        supersede(draft, model)
+    draft.emit(f.ModelWanted(key, generation, spec, rollback_of=rollback_of))
+
+
+def _last(draft: Draft, key: str) -> int:
+    """Return the last generation that a model has had."""
+    return draft.state.generations.get(key, draft.state.floor)
 
 
 def _same_version(old: ModelSpec, new: ModelSpec) -> bool:
@@ -148,30 +170,95 @@ def _same_version(old: ModelSpec, new: ModelSpec) -> bool:
 
 
 def _known(draft: Draft, key: str) -> Model:
-    model = draft.state.models.get(key)
+    model = draft.model(key)
     if model is None or model.deleted:
         raise Refusal("NOT_FOUND", "event.name", f"there is no model {key}")
     return model
 
 
+def _thawed(draft: Draft, key: str) -> Model:
+    model = _known(draft, key)
+    _check_thawed(model)
+    return model
+
+
+def _check_thawed(model: Model | None) -> None:
+    if model is not None and model.frozen:
+        raise Refusal("FROZEN", "event.name", f"{model.key} is {frozen_because(model)}")
+
+
 def _undeploy(draft: Draft, event: ModelEvent, author: Author, wish: UndeployModel) -> None:
-    model = _known(draft, wish.subject)
+    model = _thawed(draft, wish.subject)
     _accept(draft, event, author, model.generation)
     draft.emit(f.ModelUndeployed(model.key, draft.at + draft.policy.delete_deadline_ms))
     reconcile(draft, model.key)
 
 
 def _scale(draft: Draft, event: ModelEvent, author: Author, wish: ScaleModel) -> None:
-    model = _known(draft, wish.subject)
+    model = _thawed(draft, wish.subject)
     spec = model.target.spec
     if wish.replicas < spec.min_replicas or (spec.max_replicas and wish.replicas > spec.max_replicas):
         limits = f"{spec.min_replicas} to {spec.max_replicas or 'any'}"
         raise Refusal("OUT_OF_RANGE", "event.replicas", f"{wish.replicas} is outside the model's limits, {limits}")
-    check_wish(draft, model.key, spec, wish.replicas)
+    check_wish(draft, model.key, spec, wish.replicas, model.target.size)
     _accept(draft, event, author, model.generation)
     if wish.replicas != model.wanted:
         draft.emit(f.ModelScaled(model.key, wish.replicas, event.field_owner))
         reconcile(draft, model.key, "scaled")
+    if wish.now:
+        hurry(draft, model, "scaled in now")
+
+
+def _rollback(draft: Draft, event: ModelEvent, author: Author, wish: RollbackModel) -> None:
+    key, last = wish.subject, _last(draft, wish.subject)
+    model = draft.model(key)
+    _check_thawed(model)
+    if wish.to > last or (model is None and key not in draft.state.generations):
+        there = f"its last is {last}" if key in draft.state.generations else "there was no such model"
+        raise Refusal("NOT_FOUND", "event.to", f"there was no version {wish.to} of {key}: {there}")
+    alive = model if model is not None and not model.deleted else None
+    version = alive.versions.get(wish.to) if alive else None
+    if alive is not None and version is not None:
+        spec = _as_many(version.spec, alive.wanted)  # as wanted now, before what is half rolled out is cut down
+        if wish.to != alive.generation:
+            check_wish(draft, key, spec, spec.replicas, version.size)
+        _accept(draft, event, author, wish.to)
+        if wish.to != alive.generation:
+            supersede(draft, alive)
+            draft.emit(f.ModelWanted(key, wish.to, spec, again=True))
+        elif version.failed is not None:
+            draft.emit(f.VersionRevived(key, wish.to, "wanted again"))
+    elif wish.model is None:
+        message = (
+            f"nothing of version {wish.to} is left: its specification and digest, which the log has, must come along"
+        )
+        raise Refusal("VERSION_RETIRED", "event.model", message)
+    else:
+        spec = _as_many(wish.model, alive.wanted) if alive else wish.model
+        check_wish(draft, key, spec, spec.replicas)
+        _new_version(draft, event, author, spec, rollback_of=wish.to)
+    reconcile(draft, key, f"rolled back to version {wish.to}")
+
+
+def _as_many(spec: ModelSpec, replicas: int) -> ModelSpec:
+    """Return a specification that wants so many replicas, as far as its own limits let it."""
+    most = spec.max_replicas or replicas
+    return spec.model_copy(update={"replicas": min(max(replicas, spec.min_replicas), most)})
+
+
+def _freeze(draft: Draft, event: ModelEvent, author: Author, wish: FreezeModel) -> None:
+    model = _known(draft, wish.subject)
+    _accept(draft, event, author, model.generation)
+    if not model.frozen or (model.frozen_by, model.frozen_reason) != (author.actor, event.reason):
+        draft.emit(f.ModelFrozen(model.key, author.actor, event.reason))
+
+
+def _unfreeze(draft: Draft, event: ModelEvent, author: Author, wish: UnfreezeModel) -> None:
+    model = _known(draft, wish.subject)
+    _accept(draft, event, author, model.generation)
+    if model.frozen:
+        draft.emit(f.ModelUnfrozen(model.key))
+        reconcile(draft, model.key, "unfrozen")
 
 
 def _set_policy(draft: Draft, event: ModelEvent, author: Author, wish: SetPolicy) -> None:
@@ -203,6 +290,14 @@ def _finalize(draft: Draft, event: ModelEvent, author: Author, wish: FinalizeUpg
         draft.emit(f.UpgradeFinalized(wish.fold_version))
 
 
+def _server(draft: Draft, event: ModelEvent, author: Author, wish: CordonServer | DrainServer | ResumeServer) -> None:
+    check_may_govern(draft.policy, author.publisher, "cordon, drain or resume a server")
+    facts = of_request(draft, wish, event.reason)
+    _accept(draft, event, author, 0)
+    for fact in facts:
+        draft.emit(fact)
+
+
 def _set_tenant(draft: Draft, event: ModelEvent, author: Author, wish: SetTenant) -> None:
     check_may_govern(draft.policy, author.publisher, "set tenants")
     fact = set_tenant(draft, wish)
@@ -227,8 +322,14 @@ _ON: dict[type, Callable[[Draft, ModelEvent, Author, Any], None]] = {
     DeployModel: _deploy,
     UndeployModel: _undeploy,
     ScaleModel: _scale,
+    RollbackModel: _rollback,
+    FreezeModel: _freeze,
+    UnfreezeModel: _unfreeze,
     SetPolicy: _set_policy,
     FinalizeUpgrade: _finalize,
+    CordonServer: _server,
+    DrainServer: _server,
+    ResumeServer: _server,
     SetTenant: _set_tenant,
     DeleteTenant: _delete_tenant,
 }

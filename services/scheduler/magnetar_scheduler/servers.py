@@ -2,12 +2,15 @@
 
 from operator import attrgetter
 
+from magnetar_common.memory import shown
 from magnetar_common.state import Server, State
 from magnetar_events import facts as f
 from magnetar_events.records import ServerInfo, ServiceRecord
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.drains import on_agent_draining, say_what_is_left
 from magnetar_scheduler.inputs import LeaseLapsed, ReadingChanged, ReadingStale, RegistryChanged
 from magnetar_scheduler.inventory import expected_digest
+from magnetar_scheduler.returns import on_devices
 
 INVENTORY_LEASES = 5
 """A server that is there and does not say what it holds is lost after this many leases."""
@@ -39,9 +42,11 @@ def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
             _lose(draft, server, "DOWN", "its agent said goodbye")
     elif server.lost:
         draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
+        on_devices(draft, server, info)
     elif differs(record, server.record):
-        draft.emit(f.ServerUpdated(server.key, record))
-    elif reading_differs(server, info, draft.policy.reading_delta, draft.policy.utilisation_limit):
+        _update(draft, server, record)
+        on_devices(draft, server, info)
+    elif is_news(draft.state, server, info, draft.at):
         _read(draft, server, info)
 
 
@@ -105,6 +110,13 @@ def reading_differs(server: Server, info: ServerInfo, delta: float, limit: float
     return False
 
 
+def is_news(state: State, server: Server, info: ServerInfo, at: int) -> bool:
+    """Whether a heartbeat's readings are worth a fact: they differ, or they show memory that is awaited."""
+    policy = state.policy
+    differ = reading_differs(server, info, policy.reading_delta, policy.utilisation_limit)
+    return differ or bool(shown(state, server, info.devices, at))
+
+
 def news(state: State, record: ServiceRecord) -> str:
     """Return what a heartbeat is to the decider: ``registry``, ``reading``, or an empty string for nothing new."""
     info = record.server
@@ -119,8 +131,7 @@ def news(state: State, record: ServiceRecord) -> str:
         return "registry" if not server.lost and not record.declared_by else ""
     if server.lost or differs(record, server.record):
         return "registry"
-    policy = state.policy
-    return "reading" if reading_differs(server, info, policy.reading_delta, policy.utilisation_limit) else ""
+    return "reading" if is_news(state, server, info, state.at) else ""
 
 
 def full(state: State) -> bool:
@@ -141,6 +152,7 @@ def _make_room(draft: Draft) -> bool:
 
 def _read(draft: Draft, server: Server, info: ServerInfo) -> None:
     draft.emit(f.ServerReadingChanged(server.key, info.devices, info.loads, info.digest))
+    on_devices(draft, server, info)
     expected = expected_digest(server)
     if server.inventory and not server.inventory_asked and expected not in (None, info.digest):
         draft.emit(f.InventoryRequested(server.key, f"its index has digest {info.digest}, expected {expected}"))
@@ -155,6 +167,14 @@ def _join(draft: Draft, key: str, record: ServiceRecord) -> None:
     draft.emit(f.ServerJoined(key, record, inventory_due(draft)))
 
 
+def _update(draft: Draft, server: Server, record: ServiceRecord) -> None:
+    draft.emit(f.ServerUpdated(server.key, record))
+    if record.status == "DRAINING" != server.record.status:
+        on_agent_draining(draft, server, record)
+
+
 def _lose(draft: Draft, server: Server, code: str, reason: str) -> None:
+    if server.drain_due and server.replicas:
+        say_what_is_left(draft, server)
     due = draft.at + draft.policy.forget_server_ms
     draft.emit(f.ServerLost(server.key, server.incarnation, code, reason, due))

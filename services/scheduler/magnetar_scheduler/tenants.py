@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 
 from magnetar_common.amounts import amount
 from magnetar_common.fleet import HOST_MEMORY
-from magnetar_common.quotas import TENANT_FLOOR, TENANT_QUOTA, Amount, Need, cost, minus, plus, tenant_of, times
+from magnetar_common.quotas import TENANT_FLOOR, Amount, Need, cost, minus, plus, tenant_of, times
 from magnetar_common.state import Model, Server, Version
 from magnetar_events import facts as f
 from magnetar_events.models import ModelSpec
@@ -22,16 +22,6 @@ from magnetar_scheduler.refusal import Refusal
 CLAIMED = "claimed"
 """Rule that keeps a server for a model that others leave it for."""
 
-RULES = {
-    TENANT_QUOTA: "not asked, for the tenant is at its cap",
-    TENANT_FLOOR: "kept for a tenant that waits below its floor",
-    CLAIMED: "being cleared for a model of higher priority",
-}
-"""Rule → what it says of a server that it turns down."""
-
-PASSING = frozenset(RULES)
-"""Rules that say nothing against a server: what they turn down waits, and has not failed."""
-
 
 # --- the cap ----------------------------------------------------------------------------------------------------------
 
@@ -41,7 +31,7 @@ def over_cap(draft: Draft, model: Model, version: Version) -> str:
     tenant = draft.state.tenants.get(tenant_of(model.key))
     if tenant is None:
         return ""
-    told = _passed(tenant, draft.use(tenant.name), cost(version.spec))
+    told = _passed(tenant, draft.use(tenant.name), cost(version.spec, version.size))
     if told and any(replica.generation != version.generation for replica in model.replicas.values()):
         told += "; replicas of its other versions count until they have left"
     return told
@@ -62,11 +52,18 @@ def _passed(tenant: Tenant, used: Amount, wanted: Amount) -> str:
     return ""
 
 
-def check_wish(draft: Draft, model: str, spec: ModelSpec, replicas: int) -> None:
+def check_wish(draft: Draft, model: str, spec: ModelSpec, replicas: int, size: int = 0) -> None:
     """Refuse a wish after which a tenant's models want more than its cap, if that is what it says of such wishes.
 
     What is wanted of the others counts, whether or not it has a place: so that two wishes that fit singly and not
     together are not both taken. A wish for no more than before always passes.
+
+    Args:
+        draft: so far.
+        model: key.
+        spec: what is wanted of it.
+        replicas: so many.
+        size: bytes per device that it is known to need, if that is more than the specification says.
 
     Raises:
         Refusal: see above.
@@ -75,7 +72,7 @@ def check_wish(draft: Draft, model: str, spec: ModelSpec, replicas: int) -> None
     if tenant is None or tenant.over_cap != "refuse":
         return
     books = draft.state.quotas
-    before, wish = books.wish(model), times(cost(spec), replicas)
+    before, wish = books.wish(model), times(cost(spec, max(size, spec.memory)), replicas)
     others, more = minus(books.wants(tenant.name), before), minus(wish, before)
     for cap, there, wanted, added, what, shown in (
         (tenant.cap_replicas, others.replicas, wish.replicas, more.replicas, "capReplicas", str),

@@ -15,7 +15,7 @@ from tests.support.schedulers import Schedulers, proven_log, publishers, serves,
 pytestmark = [pytest.mark.pulsar, pytest.mark.timeout(240)]
 
 
-def test_a_standby_goes_on_when_the_leader_is_killed_or_stopped(
+def test_l4_a_standby_goes_on_when_the_leader_is_killed_or_stopped(
     many: Schedulers, bus: Bus, settings: BusSettings, tmp_path: Path
 ) -> None:
     """`kill -9`; then SIGSTOP for longer than the broker's keep-alive, and SIGCONT: the old leader ends by itself."""

@@ -2,20 +2,30 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from magnetar_common import custody
 from magnetar_common.admin import Admin
-from magnetar_common.bus import Bus, connect
+from magnetar_common.bus import Bus, MessageId, connect
 from magnetar_common.client import Magnetar
 from magnetar_common.errors import BusUnavailable, Deposed, LogError, LogReplaced
+from magnetar_common.log import check_history
 from magnetar_common.settings import BusSettings
-from magnetar_common.topics import INPUTS, MODEL_EVENTS, STATE_CHANGES, under
+from magnetar_common.topics import INPUTS, MODEL_EVENTS, ROUTES, STATE_CHANGES, under
+from magnetar_events import ENTRY
+from magnetar_events.entry import BARRIER
+from magnetar_events.schemas import schema_json
+from magnetar_projector.projector import Projector
+from magnetar_projector.read_model import ReadModel
+from magnetar_scheduler import routes
 from magnetar_scheduler.leadership import Challenger
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import eventually, leading
+from tests.support.logs import entry
 from tests.support.proxy import Proxy
-from tests.support.requests import deploy
+from tests.support.requests import deploy, servers_routed
 from tests.support.schedulers import serves
 from tests.support.world import spec
 
@@ -40,6 +50,42 @@ def test_an_input_topic_that_is_deleted_is_made_anew_and_followed(
         serves(bus, "after")
         assert led.error is None
         assert led.state.term == 1
+    agent.die()
+
+
+def served_from(bus: Bus, names: tuple[str, ...]) -> None:
+    """All of these models have a route, as somebody sees who looks for the first time."""
+    eventually(lambda: all(servers_routed(bus, f"default/{name}") for name in names), within=30, what=str(names))
+
+
+def test_routes_that_are_deleted_are_put_back_within_a_comparison(
+    settings: BusSettings, bus: Bus, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else is published meanwhile, and nobody takes over."""
+    monkeypatch.setattr(routes, "COMPARE_S", 3.0)
+    agent = SimulatedAgent(bus, "a")
+    with leading(lambda: connect(settings)) as led:
+        serves(bus, "one")
+        serves(bus, "two")
+        admin.delete(under(settings.tenant, ROUTES.name))
+        served_from(bus, ("one", "two"))
+        assert (led.error, led.state.term) == (None, 1)
+    agent.die()
+
+
+def test_routes_that_are_deleted_are_put_back_when_one_is_published(
+    settings: BusSettings, bus: Bus, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes on the topic that was made anew shows that it was, long before a comparison is due."""
+    monkeypatch.setattr(routes, "COMPARE_S", 600.0)
+    agent = SimulatedAgent(bus, "a")
+    with leading(lambda: connect(settings)) as led:
+        serves(bus, "one")
+        serves(bus, "two")
+        admin.delete(under(settings.tenant, ROUTES.name))
+        serves(bus, "three")
+        served_from(bus, ("one", "two", "three"))
+        assert (led.error, led.state.term) == (None, 1)
     agent.die()
 
 
@@ -70,6 +116,69 @@ def test_nobody_who_knew_the_log_leads_from_an_empty_one(settings: BusSettings, 
     assert isinstance(refused[0], LogReplaced), refused
     assert "restore the topic" in str(refused[0])
     agent.die()
+
+
+@pytest.fixture
+def projector(bus: Bus, settings: BusSettings, tmp_path: Path) -> Iterator[Projector]:
+    """One that runs, with a read model of its own."""
+    stopping, own = threading.Event(), connect(settings)
+    with ReadModel(tmp_path / "projector.sqlite") as read_model:
+        projector = Projector(own, read_model)
+        thread = threading.Thread(target=projector.run, args=(stopping,), daemon=True)
+        thread.start()
+        yield projector
+        stopping.set()
+        thread.join(30)
+    own.close()
+
+
+def test_a_projector_halts_when_the_log_is_deleted_under_a_leader(
+    settings: BusSettings, bus: Bus, admin: Admin, projector: Projector
+) -> None:
+    """The leader's next entry has the next position, and stands on a topic with no history: it is not projected."""
+    log = bus.producer(STATE_CHANGES.name, schema=schema_json(STATE_CHANGES.schema), exclusive=True)
+    for position in range(8):
+        log.send(ENTRY.encode(entry(position)), properties=ENTRY.properties)
+    eventually(lambda: projector.state.position == 7 and projector.healthy()[0])
+    admin.delete(under(settings.tenant, STATE_CHANGES.name))
+    eventually(lambda: log.is_connected)
+    log.send(ENTRY.encode(entry(8)), properties=ENTRY.properties)
+    eventually(lambda: projector.halted)
+    ready, why = projector.healthy()
+    assert not ready
+    assert "halted: the log no longer holds position 7" in why
+    assert projector.state.position == 7
+
+
+def test_a_projector_halts_when_the_log_is_deleted_and_nobody_leads(
+    settings: BusSettings, bus: Bus, admin: Admin, projector: Projector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes that could tell: it looks now and then."""
+    monkeypatch.setattr(custody, "LOOK_S", 1.0)
+    log = bus.producer(STATE_CHANGES.name, schema=schema_json(STATE_CHANGES.schema), exclusive=True)
+    for position in range(8):
+        log.send(ENTRY.encode(entry(position)), properties=ENTRY.properties)
+    eventually(lambda: projector.state.position == 7 and projector.healthy()[0])
+    log.close()
+    admin.delete(under(settings.tenant, STATE_CHANGES.name))
+    eventually(lambda: projector.halted)
+    assert not projector.healthy()[0]
+    assert "the log no longer holds position 7" in projector.halted
+
+
+def test_an_empty_log_is_not_the_one_that_was_read(bus: Bus) -> None:
+    """Nothing but barriers is stored since it was made anew: whoever read entries from it knows that they are gone."""
+    producer = bus.producer(STATE_CHANGES.name, schema=schema_json(STATE_CHANGES.schema), exclusive=True)
+    barrier = producer.send(ENTRY.encode(entry(BARRIER)), properties=ENTRY.properties)
+    with pytest.raises(LogReplaced):
+        check_history(bus, 7, "e7", barrier)
+    producer.send(ENTRY.encode(entry(0)), properties=ENTRY.properties)
+    place = producer.send(ENTRY.encode(entry(1)), properties=ENTRY.properties)
+    check_history(bus, 1, entry(1).id, place)
+    with pytest.raises(LogReplaced):
+        check_history(bus, 1, "another", place)
+    with pytest.raises(LogReplaced):
+        check_history(bus, 2, "e2", MessageId(place.ledger, place.entry + 1))
 
 
 def test_a_full_backlog_names_the_topic_the_policy_and_the_way_out(

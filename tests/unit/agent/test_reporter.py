@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from magnetar_agent import reporter as reporters
 from magnetar_agent.reporter import Reporter
 from magnetar_common.bus import EARLIEST
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
+from magnetar_common.metrics import REPORTS_DROPPED, REPORTS_WAITING
 from magnetar_common.topics import AGENT_EVENTS
 from magnetar_events import AGENT_EVENT, AgentEvent
 from magnetar_events.reports import ReportKind, ResyncRequested
@@ -94,10 +96,31 @@ def test_too_long_an_outage_drops_the_oldest_and_asks_for_the_inventory(
     assert bench.overflows == 0
     bench.broker.reconnect(bench.bus)
     eventually(lambda: bench.overflows == 1)
+    eventually(lambda: bench.reporter.check() == (True, "20 reports"))
     assert [number for number, _ in bench.heard()] == [16, 17, 18, 19, 20]
     bench.say("later")
     eventually(lambda: len(bench.heard()) == 6)
     assert bench.overflows == 1
+
+
+def test_16_at_the_bound_it_is_said_at_once_what_is_lost(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line in the log with the first that is dropped, health, and a metric: not only when the outage is over."""
+    monkeypatch.setattr(reporters, "MAX_WAITING", 5)
+    before = REPORTS_DROPPED._value.get()
+    bench.broker.disconnect(bench.bus)
+    with capture_logs() as said:
+        bench.say(*range(5))
+        assert bench.reporter.dropped == 0
+        bench.say(*range(5, 8))
+    (line,) = [line for line in said if line["log_level"] == "error"]
+    assert (line["limit"], line["number"], line["kind"]) == (5, 1, "ResyncRequested")
+    ready, why = bench.reporter.check()
+    assert not ready
+    assert "5 reports wait, which is the limit, and 3 older ones were dropped" in why
+    assert (REPORTS_DROPPED._value.get() - before, REPORTS_WAITING._value.get()) == (3, 5)
+    bench.broker.reconnect(bench.bus)
+    eventually(lambda: bench.reporter.check()[0])
+    assert REPORTS_WAITING._value.get() == 0
 
 
 def test_report_that_is_refused_does_not_block_the_others(bench: Bench) -> None:

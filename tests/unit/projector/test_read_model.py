@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from magnetar_common.status import model_status
 from magnetar_events import facts as f
 from magnetar_projector import read_model as module
 from magnetar_projector.read_model import MEMORY, ReadModel, ReadModelBroken
-from tests.support.logs import barrier, busy_world, entry, logged
+from tests.support.logs import barrier, busy_world, drained_world, entry, logged
 from tests.support.world import World
 from tests.support.world import record as service_record
 
@@ -97,8 +97,10 @@ class ReadModelContract:
         assert model.refold() == world.state
 
     @pytest.mark.parametrize("batch", [1, 7, 1000])
-    def test_tables_say_what_the_state_says(self, model: ReadModel, world: World, batch: int) -> None:
+    @pytest.mark.parametrize("story", [busy_world, drained_world])
+    def test_tables_say_what_the_state_says(self, model: ReadModel, story: Callable[[], World], batch: int) -> None:
         """Whatever the size of the batches, no model, replica or server is left out, left over or stale."""
+        world = story()
         state = State()
         for record in records(world):
             model.project(state, record)

@@ -184,8 +184,10 @@ def configured(data: Path, port: int, admin_port: int, settings: Mapping[str, st
     package = files("magnetar_common.brokers")
     configuration = package.joinpath("standalone.conf").read_text()
     configuration = configuration.replace("@PORT@", str(port)).replace("@ADMIN_PORT@", str(admin_port))
-    configuration += "".join(f"{name}={value}\n" for name, value in settings.items())  # the last one counts
-    (data / "standalone.conf").write_text(configuration)
+    # The last of two counts for the broker, and the first for the bookie: none may be there twice.
+    kept = [line for line in configuration.splitlines() if line.partition("=")[0] not in settings]
+    kept += [f"{name}={value}" for name, value in settings.items()]
+    (data / "standalone.conf").write_text("".join(f"{line}\n" for line in kept))
     (data / "log4j2.xml").write_text(package.joinpath("log4j2.xml").read_text())
     return data
 

@@ -106,6 +106,7 @@ class Follower:
 
     Attributes:
         last: the place of the last message returned; before the first, where it began.
+        opened: how often the reader was opened anew.
 
     Args:
         bus: where the topic is.
@@ -120,6 +121,7 @@ class Follower:
     def __init__(self, bus: Bus, topic: str, after: MessageId = EARLIEST, *, name: str = "") -> None:
         self.topic = topic
         self.last = after
+        self.opened = 0
         self._bus = bus
         self._name = name
         self._reader: Reader | None = bus.reader(topic, after, name=name)
@@ -207,5 +209,6 @@ class Follower:
             return None
         _log.info("a reader is open again", topic=self.topic, after=str(self.last))
         self._away = ""
+        self.opened += 1
         self._progress.opened()
         return self._reader

@@ -286,7 +286,7 @@ class MemoryReader:
 
     def _next(self) -> Message | None:
         here = self._bus.broker.topic(self.topic)
-        following = self._after.entry + 1
+        following = bisect_right(here.messages, self._after, key=lambda message: message.id)
         if self._compacted and following < here.horizon:
             index = bisect_right(here.compacted, self._after, key=lambda message: message.id)
             if index < len(here.compacted):

@@ -141,9 +141,8 @@ class PulsarBus:
         self, topic: str, after: MessageId = EARLIEST, *, compacted: bool = False, name: str = ""
     ) -> "PulsarReader":
         """Open a reader; see :class:`magnetar_common.bus.base.Bus`."""
-        if (
-            not self.fences and after.entry < 0
-        ):  # it has one ledger, and never answers to a place before its first entry
+        # The embedded broker has one ledger, and never answers to a place before its first entry.
+        if not self.fences and after.entry < 0:
             after = EARLIEST
         native = self._open(
             topic,
@@ -214,11 +213,7 @@ class PulsarBus:
             lock.release()
 
     def _open(self, topic: str, action: Action, what: str, opening: Callable[[], _T]) -> _T:
-        if os.getpid() != self._pid:
-            raise BusRefused(
-                f"{what}: this bus was connected by process {self._pid} and cannot be used by {os.getpid()}, "
-                "forked from it: connect after the fork"
-            )
+        _refuse_fork(self._pid, what)
 
         def once() -> _T:
             try:
@@ -252,12 +247,13 @@ class PulsarProducer:
         self._timeout_s = timeout_s
         self._lock = lock
         self._retries = retries
+        self._pid = os.getpid()
         self._closed = False
 
     @property
     def is_connected(self) -> bool:
         """Whether the broker is reached right now."""
-        return not self._closed and bool(self._native.is_connected())
+        return not self._closed and self._pid == os.getpid() and bool(self._native.is_connected())
 
     def send(self, payload: bytes, *, key: str = "", properties: Mapping[str, str] | None = None) -> MessageId:
         """Store one message and return its place; see :class:`magnetar_common.bus.base.Producer`.
@@ -283,6 +279,7 @@ class PulsarProducer:
     ) -> None:
         """Queue one message; see :class:`magnetar_common.bus.base.Producer`."""
         topic = self.topic
+        _refuse_fork(self._pid, f"producer on {topic}")
 
         def acknowledged(result: Any, native_id: Any) -> None:
             # The client swallows (or dies of) whatever is raised here.
@@ -313,8 +310,8 @@ class PulsarProducer:
         """
 
     def close(self) -> None:
-        """Release the topic."""
-        if self._closed:
+        """Release the topic; nothing in a forked child: it is its parent's."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         _close(self._native, f"producer on {self.topic}")
@@ -336,14 +333,11 @@ class PulsarReader:
     @property
     def is_connected(self) -> bool:
         """Whether the broker is reached right now."""
-        return not self._closed and bool(self._native.is_connected())
+        return not self._closed and self._pid == os.getpid() and bool(self._native.is_connected())
 
     def read(self, timeout: float) -> Message | None:
         """Return the next message, or None; see :class:`magnetar_common.bus.base.Reader`."""
-        if os.getpid() != self._pid:
-            raise BusRefused(
-                f"{self.topic}: a reader of process {self._pid} cannot be used by {os.getpid()}, forked from it"
-            )
+        _refuse_fork(self._pid, f"reader on {self.topic}")
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -372,8 +366,8 @@ class PulsarReader:
             return self._embedded and _name(error) == "UnknownError"
 
     def close(self) -> None:
-        """Stop reading."""
-        if self._closed:
+        """Stop reading; nothing in a forked child: it is its parent's."""
+        if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
         _close(self._native, f"reader on {self.topic}")
@@ -385,11 +379,13 @@ class PulsarAnchor:
     def __init__(self, native: pulsar.Consumer | None, topic: str) -> None:
         self._native: Any = native
         self._topic = topic
+        self._pid = os.getpid()
 
     def advance(self, to: MessageId) -> None:
         """Let go of everything before `to`'s entry (a whole entry at a time: one message of a batch keeps it)."""
         if self._native is None:
             return
+        _refuse_fork(self._pid, f"subscription on {self._topic}")
         if to.batch >= 0:
             if to.entry == 0:
                 return
@@ -403,7 +399,7 @@ class PulsarAnchor:
     def close(self) -> None:
         """Close the connection; the subscription stays."""
         native, self._native = self._native, None
-        if native is not None:
+        if native is not None and os.getpid() == self._pid:
             _close(native, f"subscription on {self._topic}")
 
 
@@ -431,6 +427,21 @@ def _logger(settings: BusSettings) -> pulsar.FileLogger:
     beside = settings.data_dir if not settings.admin_url else ""
     file = settings.client_log or (str(Path(beside) / "pulsar-client.log") if beside else "/dev/stderr")
     return pulsar.FileLogger(pulsar.LoggerLevel.Warn, file)
+
+
+def _refuse_fork(pid: int, what: str) -> None:
+    """See that we are the process that connected: of a client's threads none lives on in a forked child.
+
+    What the child asked for would never be answered, and what it sent never leave it (measured; pulsar-client-python#127).
+
+    Raises:
+        BusRefused: we are not.
+    """
+    if os.getpid() != pid:
+        raise BusRefused(
+            f"{what}: this bus was connected by process {pid} and cannot be used by {os.getpid()}, forked from it: "
+            "connect after the fork"
+        )
 
 
 def _close(native: Any, what: str) -> None:

@@ -176,6 +176,12 @@ class ProcessAdapter:
         with self._lock:
             return tuple(p.child.pid for p in self._processes.values() if p.child.exit_code is None)
 
+    def pids_of(self, name: str) -> tuple[int, ...]:
+        """Process ids that serve one model, and nothing else."""
+        with self._lock:
+            process = self._processes.get(name)
+        return (process.child.pid,) if process is not None and process.child.exit_code is None else ()
+
     def server_info(self) -> tuple[str, str]:
         """See `Adapter.server_info`. The version is empty until a process has answered."""
         if not self._version:

@@ -15,7 +15,7 @@ from magnetar_cli.connection import connected, following
 from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import Columns, Format, Json, Output, note, put, show, table, write
 from magnetar_cli.waiting import TERMINATED, parse_state, wait_for
-from magnetar_common.client import Handle, Magnetar
+from magnetar_common.client import Handle, Magnetar, Outcome
 from magnetar_common.errors import BusUnavailable
 from magnetar_common.inference import InferenceClient, Routes
 from magnetar_common.log import LogRecord
@@ -23,6 +23,8 @@ from magnetar_common.render import plain
 from magnetar_events.requests import DeployModel
 from magnetar_projector.history import history_of, who
 from magnetar_projector.places import time_of
+from magnetar_projector.versions import NoSuchVersion, between, versions_of
+from magnetar_projector.versions import shown as past
 
 app = typer.Typer(help="Models: want them, see them, use them.", no_args_is_help=True)
 
@@ -82,6 +84,7 @@ def scale(
     replicas: Annotated[int, typer.Argument(min=0, max=1000)],
     *,
     reason: Reason = "",
+    now: Annotated[bool, typer.Option("--now", help="What leaves does so at once: its requests may fail.")] = False,
     expected: Generation = None,
     wait: Wait = "",
     timeout: Seconds = 120.0,
@@ -90,11 +93,51 @@ def scale(
     key = key_of(name)
     wanted = parse_state(wait) if wait else ""
     tenant, _, bare = key.partition("/")
-    _change(key, lambda m: m.scale(bare, replicas, tenant=tenant, reason=reason, expected_generation=expected))
+    _change(key, lambda m: m.scale(bare, replicas, tenant=tenant, now=now, reason=reason, expected_generation=expected))
     note(f"{key} is to have {replicas} replicas")
     if wanted:
         with following() as log:
             wait_for(log, key, wanted, timeout)
+
+
+@app.command()
+def rollback(
+    name: Named,
+    *,
+    to: Annotated[int, typer.Option("--to", min=1, metavar="VERSION", help="Which one: model history --versions.")],
+    reason: Reason = "",
+    expected: Generation = None,
+    wait: Wait = "",
+    timeout: Seconds = 120.0,
+) -> None:
+    """Want an earlier version again: any one in the log, as long as its artifact is still the same."""
+    key = key_of(name)
+    wanted = parse_state(wait) if wait else ""
+    tenant, _, bare = key.partition("/")
+    outcome = _change(key, lambda m: m.rollback(bare, to, tenant=tenant, reason=reason, expected_generation=expected))
+    as_new = f", as version {outcome.generation}" if outcome.generation != to else ""
+    note(f"{key} is to be as in version {to} again{as_new}")
+    if wanted:
+        with following() as log:
+            wait_for(log, key, wanted, timeout)
+
+
+@app.command()
+def freeze(name: Named, *, reason: Reason = "") -> None:
+    """Let nothing of a model be changed until it is unfrozen: whoever asks for it is refused, with the reason."""
+    key = key_of(name)
+    tenant, _, bare = key.partition("/")
+    _change(key, lambda m: m.freeze(bare, tenant=tenant, reason=reason))
+    note(f"{key} is frozen")
+
+
+@app.command()
+def unfreeze(name: Named, *, reason: Reason = "") -> None:
+    """Let a frozen model be changed again; what it missed meanwhile is done now."""
+    key = key_of(name)
+    tenant, _, bare = key.partition("/")
+    _change(key, lambda m: m.unfreeze(bare, tenant=tenant, reason=reason))
+    note(f"{key} is no longer frozen")
 
 
 @app.command("list")
@@ -116,12 +159,15 @@ def status(name: Named, *, wait: Wait = "", timeout: Seconds = 60.0, output: Out
                 note(f"there is no model {key}")
                 return
         row = shown.model_row(log.model(key))
+        row["unreturned"] = shown.unreturned(log.state, key)
     if output is not Format.TABLE:
         write(row, output)
         return
     put(table([row], shown.MODELS))
     if row["replicas"]:
         put("", table(row["replicas"], shown.REPLICAS, "replicas"))
+    if row["unreturned"]:
+        put("", table(row["unreturned"], shown.UNRETURNED, "unloaded, with memory that is not given back"))
 
 
 @app.command()
@@ -144,16 +190,58 @@ def infer(
 
 
 @app.command()
-def history(name: Named, *, output: Output = Format.TABLE) -> None:
+def history(
+    name: Named,
+    *,
+    versions: Annotated[bool, typer.Option("--versions", help="The versions, and what became of each.")] = False,
+    output: Output = Format.TABLE,
+) -> None:
     """Show what was asked of a model: by whom, when, why, and what each wish changed."""
     key = key_of(name)
-    records: list[LogRecord] = []
+    if versions:
+        show([past(version) for version in versions_of(key, _records(key))], _VERSIONS, output)
+        return
+    changes = history_of(key, _records(key))
+    show([{**plain(change), "time": time_of(change.wall)} for change in changes], _HISTORY, output)
+
+
+@app.command()
+def diff(
+    name: Named,
+    a: Annotated[int, typer.Argument(min=1, metavar="A", help="a version")],
+    b: Annotated[int, typer.Argument(min=1, metavar="B", help="another")],
+    *,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show in what two versions of a model differ, whether anything is left of them or not."""
+    key = key_of(name)
+    try:
+        differences = between(versions_of(key, _records(key)), a, b)
+    except NoSuchVersion as error:
+        raise NotFound(f"{key}: {error}", f"magnetar model history {name} --versions") from error
+    columns: Columns = {"field": lambda row: row["field"], f"v{a}": _before, f"v{b}": _after}
+    show([plain(each) for each in differences], columns, output, nothing=f"versions {a} and {b} are the same")
+
+
+def _records(key: str) -> list[LogRecord]:
+    """Return the whole log, which has heard of a model.
+
+    Raises:
+        NotFound: it has not.
+    """
     with following() as log:
-        records.extend(log.records())
-    rows: list[Json] = [{**plain(change), "time": time_of(change.wall)} for change in history_of(key, records)]
-    if not rows:
+        records = list(log.records())
+    if not any(getattr(fact, "model", "") == key for record in records for fact in record.entry.facts):
         raise NotFound(f"there was never a model {key}", "magnetar model list")
-    show(rows, _HISTORY, output)
+    return records
+
+
+def _before(row: Json) -> Any:
+    return "-" if row["before"] is None else row["before"]
+
+
+def _after(row: Json) -> Any:
+    return "-" if row["after"] is None else row["after"]
 
 
 _HISTORY: Columns = {
@@ -172,9 +260,20 @@ def _asked(row: Json) -> str:
     return who(row["actor"], row["authtype"], row["authverified"], row["publisher"])
 
 
-def _change(key: str, ask: Callable[[Magnetar], Handle]) -> None:
+_VERSIONS: Columns = {
+    "version": lambda row: row["generation"],
+    "time": lambda row: row["time"],
+    "who": _asked,
+    "reason": lambda row: row["reason"],
+    "artifact": lambda row: row["digest"][:12] or "-",
+    "rollback of": lambda row: row["rollbackOf"] or "-",
+    "outcome": lambda row: f"{row['outcome']}, {row['code']}: {row['message']}" if row["code"] else row["outcome"],
+}
+
+
+def _change(key: str, ask: Callable[[Magnetar], Handle]) -> Outcome:
     with connected() as bus, asking(bus) as magnetar:
-        answered(key, lambda: ask(magnetar))
+        return answered(key, lambda: ask(magnetar))
 
 
 def _payload(text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from magnetar_common.log import LogRecord
 from magnetar_common.log import replay as replayed
 from magnetar_common.render import state_digest, state_to_dict
 from magnetar_common.state import State
-from magnetar_projector.places import parse_place, time_of, until
+from magnetar_projector.places import Place, parse_place, time_of, until
 
 
 def replay(
@@ -65,15 +65,28 @@ def state_at(bus: Bus, at: str) -> State:
 
     with STDERR.status("replaying the log"):
         state = replayed(bus, until(place) if place is not None else None, remember)
-    if not last:
-        raise NotFound("the log is empty" if place is None else f"the log begins after {at}")
-    end = last[0]
-    beyond = end.entry.position < place if isinstance(place, int) else False
-    if place is not None and not isinstance(place, (int, datetime)):
-        beyond = end.message_id < place
-    if beyond:
-        raise NotFound(f"the log does not hold {at}; it ends at position {end.entry.position} ({end.message_id})")
+    check_held(place, at, last[0] if last else None)
     return state
+
+
+def check_held(place: Place | None, at: str, last: LogRecord | None) -> None:
+    """Make sure that the log reaches to a place.
+
+    Args:
+        place: None = its end.
+        at: as it was named, for the error.
+        last: entry that was read up to there; None = none was.
+
+    Raises:
+        NotFound: it does not.
+    """
+    if last is None:
+        raise NotFound("the log is empty" if place is None else f"the log begins after {at}")
+    beyond = last.entry.position < place if isinstance(place, int) else False
+    if place is not None and not isinstance(place, (int, datetime)):
+        beyond = last.message_id < place
+    if beyond:
+        raise NotFound(f"the log does not hold {at}; it ends at position {last.entry.position} ({last.message_id})")
 
 
 def state_of_archive(url: str, at: str) -> State:

@@ -1,17 +1,27 @@
 """``magnetar server …``."""
 
+from collections.abc import Callable
+from typing import Annotated
+
 import typer
 
 from magnetar_cli import shown
-from magnetar_cli.connection import following
-from magnetar_cli.output import Format, Output, show
+from magnetar_cli.asking import Reason, Seconds, answered, asking
+from magnetar_cli.connection import connected, following
+from magnetar_cli.draining import key_of, server_of, wait_drained
+from magnetar_cli.output import Format, Output, note, put, show, table, write
+from magnetar_common.client import Handle, Magnetar
+from magnetar_events.requests import DRAIN_MS, LONGEST_DRAIN_MS
 
-app = typer.Typer(help="Inference servers with their agents, as the log knows them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Inference servers with their agents, as the log knows them: see them, cordon and drain them.",
+    no_args_is_help=True,
+)
 
+Named = Annotated[str, typer.Argument(metavar="NAME", help="name, name/replica, or cluster/name/replica")]
 
-@app.callback()
-def _group() -> None:
-    """Keeps `list` a command of a group while it is the only one."""
+_AFTER_S = 10.0
+"""What is said at a drain's deadline is heard within this time (seconds)."""
 
 
 @app.command("list")
@@ -19,3 +29,74 @@ def list_(*, output: Output = Format.TABLE) -> None:
     """Show every server: how it is, what it holds, how much memory is booked and free."""
     with following() as log:
         show(shown.servers(log.catch_up()), shown.SERVERS, output, nothing="no server has joined")
+
+
+@app.command("show")
+def show_(name: Named, *, output: Output = Format.TABLE) -> None:
+    """Show one server with what is on it; of one that drains, why each model is still there."""
+    with following() as log:
+        state = log.catch_up()
+        row = shown.server_row(state, server_of(state, key_of(state, name)))
+    if output is not Format.TABLE:
+        write(row, output)
+        return
+    put(table([row], shown.SERVERS))
+    if row["order"]:
+        put("", f"ordered at position {row['order']['position']}: {row['order']['reason'] or 'no reason was given'}")
+    if row["replicas"]:
+        put("", table(row["replicas"], shown.HELD, "models"))
+
+
+@app.command()
+def drain(
+    name: Named,
+    *,
+    deadline: Annotated[
+        float,
+        typer.Option(
+            "--deadline",
+            min=1,
+            max=LONGEST_DRAIN_MS / 1000,
+            help="Seconds after which it is said what could not be moved; that goes on serving.",
+        ),
+    ] = DRAIN_MS / 1000,
+    reason: Reason = "",
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Wait until nothing is left, or the deadline.")] = False,
+    timeout: Seconds = 0.0,
+    output: Output = Format.TABLE,
+) -> None:
+    """Place nothing more on a server, and move what is there: Available elsewhere before it leaves.
+
+    With --wait: exit code 0 once nothing is left, 4 if something is at the deadline (it may still leave later), 1 if the
+    drain was called off. --timeout is by default the deadline.
+    """
+    key = _order(name, lambda magnetar, key: magnetar.drain_server(key, deadline_s=deadline, reason=reason))
+    note(f"{key} drains; take that back with: magnetar server resume {key}")
+    with following() as log:
+        if wait:
+            wait_drained(log, key, timeout or deadline + _AFTER_S, output)
+        elif output is not Format.TABLE:
+            state = log.catch_up()
+            write(shown.server_row(state, server_of(state, key)), output)
+
+
+@app.command()
+def cordon(name: Named, *, reason: Reason = "") -> None:
+    """Place nothing more on a server; what is there stays, and if it drains, what is left stays, too."""
+    key = _order(name, lambda magnetar, key: magnetar.cordon_server(key, reason=reason))
+    note(f"{key} is cordoned; take that back with: magnetar server resume {key}")
+
+
+@app.command()
+def resume(name: Named, *, reason: Reason = "") -> None:
+    """Place on a server again, be it cordoned or drained."""
+    key = _order(name, lambda magnetar, key: magnetar.resume_server(key, reason=reason))
+    note(f"{key} can be placed on again")
+
+
+def _order(name: str, ask: Callable[[Magnetar, str], Handle]) -> str:
+    with following() as log:
+        key = key_of(log.catch_up(), name)
+    with connected() as bus, asking(bus) as magnetar:
+        answered(key, lambda: ask(magnetar, key))
+    return key
