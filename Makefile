@@ -15,9 +15,9 @@ setup: .venv/.ready ## make .venv (instant when it is up to date); PYTHON=... ch
 demo: .venv/.ready ## a model from DeployModel to inference, two failures survived, and the story from the log
 	@$(BIN)/magnetar demo
 
-# A file is one worker's. Taken as collected (e2e, integration, unit) the long ones start first, and the workers end together. Most of the long ones wait for a broker: three workers keep two cores busy.
+# A file is one worker's. Taken as collected (e2e, integration, unit) the long ones start first, and the workers end together. Most of the long ones wait for a broker: four workers keep two cores busy.
 test: .venv/.ready ## all tests; ARGS="-k name -x" goes to pytest; MAGNETAR_REQUIRE=pulsar,mlserver,triton,history forbids absences
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 simulate: .venv/.ready ## the adversary against the production loops on a virtual clock; SEEDS=n FROM=seed
 	@$(BIN)/python -m tests.simulation --seeds $${SEEDS:-200} --from $${FROM:-0}

@@ -60,6 +60,11 @@ SINCE: dict[type[Fact], int] = {
 }
 """Kind of fact → the fold version that introduced it; version 1 had all that are not named."""
 
+REPORTS_PROPERTY = "reports"
+"""Message property of a command: the fingerprint of the schema that its sender reads reports in; none = the first release."""
+
+_REPORTS = {1: "c18346f12316b406"}
+
 _WISHES = (PolicySet, ModelWanted, TenantSet)
 """Facts that hold what somebody asked for: if a field of it got lost, they would not have what they asked for."""
 
@@ -69,6 +74,20 @@ _ENTRY = Codec(Entry, "state-changes")
 def schema_of(version: int) -> str:
     """Return the fingerprint of the schema that entries of a fold version, ours or an older one, are written with."""
     return SCHEMAS.get(version) or schemas.fingerprint("state-changes")
+
+
+def reports_schema(version: int) -> str:
+    """Return the fingerprint of the schema that every leader of a log of this fold version reads reports in.
+
+    Before an upgrade is finalized older software may lead again, and would not understand what newer agents say.
+    """
+    return _REPORTS.get(version) or schemas.fingerprint("agent-events")
+
+
+def reports_schema_for(asked: str) -> str:
+    """Return the schema to report in for a leader that asked for this one: the first release's, if it is not known here."""
+    known = asked and schemas.by_fingerprint("agent-events", asked) is not None
+    return asked if known else reports_schema(1)
 
 
 def needed(facts: Iterable[Fact], in_force: int) -> int:

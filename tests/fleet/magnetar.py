@@ -1,5 +1,7 @@
 """Magnetar as the policy: the real ``decide`` and ``evolve``, driven as the leader's loop drives them."""
 
+from collections.abc import Iterable
+
 from magnetar_common.evolve import fold
 from magnetar_common.state import ReplicaKey, State
 from magnetar_events import AgentEvent, ModelEvent, ServiceRecord
@@ -90,7 +92,10 @@ class Magnetar:
         self._answer(machine, r.ModelLoadFailed(**of, code=code, retriable=True, message="out of memory" * memory))
 
     def unloaded(self, machine: Machine, wish: Wish, generation: int) -> None:
-        self._answer(machine, r.ModelUnloaded(**self._of(machine, wish, generation)))
+        free = tuple(
+            r.DeviceFree(device=device.uuid, free=device.free) for device in self._devices(machine, machine.before)
+        )
+        self._answer(machine, r.ModelUnloaded(**self._of(machine, wish, generation), free=free))
 
     def next_due(self) -> int:
         return self.state.next_due()
@@ -209,11 +214,11 @@ class Magnetar:
             ),
         )
 
-    def _devices(self, machine: Machine) -> tuple[Device, ...]:
-        total = machine.kind.memory
+    def _devices(self, machine: Machine, free: Iterable[int] = ()) -> tuple[Device, ...]:
+        total, free = machine.kind.memory, free or machine.free
         if self._sums:
-            return (_device(SUM, machine.kind.gpu_type, machine.kind.devices * total, sum(machine.free)),)
-        return tuple(_device(str(n), machine.kind.gpu_type, total, free) for n, free in enumerate(machine.free))
+            return (_device(SUM, machine.kind.gpu_type, machine.kind.devices * total, sum(free)),)
+        return tuple(_device(str(n), machine.kind.gpu_type, total, each) for n, each in enumerate(free))
 
     def _spec(self, wish: Wish, generation: int) -> ModelSpec:
         needs = {"devices": wish.devices, "memory": wish.memory, "gpu_types": wish.gpu_types}

@@ -13,6 +13,10 @@ from typing import Protocol
 from tests.fleet.stream import LOAD_BYTES, LOAD_FAILS, LOAD_MS, MINUTE, SECOND, WARM_UP, Kind, Stream, Wish
 
 HEARTBEAT_MS = 3 * SECOND
+
+NEWS = 3
+"""After a change so many heartbeats tell of it: the first may be too early to be believed. The others say nothing new."""
+
 LEASE_MS = 9 * SECOND
 UNLOAD_MS = 2 * SECOND
 SAMPLE_MS = 30 * MINUTE
@@ -34,7 +38,8 @@ class Machine:
         held: what takes memory, loaded or loading: version → devices.
         ready: what answers.
         doing: version → number of the load or unload in progress.
-        beat: whether a heartbeat with news is on its way.
+        beats: heartbeats with news that are still to come.
+        before: bytes by device that were free before the last unload ended.
     """
 
     number: int
@@ -45,7 +50,8 @@ class Machine:
     held: dict[Version, tuple[int, ...]] = field(default_factory=dict[Version, tuple[int, ...]])
     ready: dict[Version, None] = field(default_factory=dict[Version, None])
     doing: dict[Version, int] = field(default_factory=dict[Version, int])
-    beat: bool = False
+    beats: int = 0
+    before: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -244,14 +250,16 @@ class World:
             self.policy.lost(machine)
 
     def _come_back(self, machine: Machine) -> None:
-        machine.alive = True
+        machine.alive, machine.beats = True, 0
         machine.life += 1
         self.policy.joined(machine)
 
     def _beat(self, machine: Machine, life: int) -> None:
         if machine.alive and machine.life == life:
-            machine.beat = False
+            machine.beats -= 1
             self.policy.heard(machine)
+            if machine.beats:
+                self._later(self.at + HEARTBEAT_MS, "_beat", machine, life)
 
     def _sample(self) -> None:
         alive = [machine for machine in self.machines if machine.alive]
@@ -294,6 +302,7 @@ class World:
         self.policy.load_failed(machine, self.wishes[version[0]], version[1], memory=True)
 
     def _unload_ends(self, machine: Machine, version: Version) -> None:
+        machine.before = tuple(machine.free)
         self._give_back(machine, version)
         self.policy.unloaded(machine, self.wishes[version[0]], version[1])
 
@@ -312,8 +321,8 @@ class World:
             del self._ready[name]
 
     def _changed(self, machine: Machine) -> None:
-        if not machine.beat:
-            machine.beat = True
+        if not machine.beats:
             phase = machine.number * HEARTBEAT_MS // len(self.machines)
             ahead = (phase - self.at) % HEARTBEAT_MS or HEARTBEAT_MS
             self._later(self.at + ahead, "_beat", machine, machine.life)
+        machine.beats = NEWS

@@ -5,7 +5,7 @@ import time
 
 from magnetar_common.bus import LATEST, Bus
 from magnetar_common.topics import AGENT_EVENTS, SERVICE_REGISTRY, commands_topic
-from magnetar_events import AGENT_EVENT, COMMAND, SERVICE_RECORD, AgentEvent, Command, ServiceRecord
+from magnetar_events import AGENT_EVENT, COMMAND, SERVICE_RECORD, AgentEvent, Command, ServiceRecord, versions
 from magnetar_events import reports as r
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import LoadModel, ReportInventory, UnloadModel
@@ -34,6 +34,7 @@ class SimulatedAgent:
         self.commands: list[Command] = []
         self.loaded: dict[tuple[str, int], str] = dict(holds or {})
         self._number = 0
+        self._schema = versions.reports_schema(1)
         self._lock = threading.Lock()
         self._reader = bus.reader(commands_topic(server, 0), LATEST)
         self._reports = bus.producer(AGENT_EVENTS.name, schema=schema_json(AGENT_EVENTS.schema))
@@ -65,7 +66,10 @@ class SimulatedAgent:
                 number=self._number, time=0, report=report,
             )  # fmt: skip
             self._reports.send_async(
-                AGENT_EVENT.encode(event), lambda _: None, key=event.server_key, properties=AGENT_EVENT.properties
+                AGENT_EVENT.encode(event, self._schema),
+                lambda _: None,
+                key=event.server_key,
+                properties={FINGERPRINT: self._schema},
             )
 
     def answer(self, command: Command) -> None:
@@ -94,6 +98,7 @@ class SimulatedAgent:
                 if command.incarnation != self.record.server.incarnation:  # type: ignore[union-attr]
                     continue
                 self.commands.append(command)
+                self._schema = versions.reports_schema_for(message.properties.get(versions.REPORTS_PROPERTY, ""))
                 if self.obey or isinstance(command.command, ReportInventory):
                     self.answer(command)
 

@@ -12,7 +12,7 @@ from magnetar_agent.devices import Devices
 from magnetar_common.bus import EARLIEST
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.topics import AGENT_EVENTS, commands_topic
-from magnetar_events import AGENT_EVENT, COMMAND, AgentEvent
+from magnetar_events import AGENT_EVENT, COMMAND, AgentEvent, versions
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import Command, CommandKind, LoadModel, ReportInventory, UnloadModel
 from magnetar_events.reports import InventoryReported, ReportKind
@@ -66,6 +66,10 @@ class Stage:
         self._commands = self.world.producer(commands_topic("a", 0))
         self._reports = self.world.reader(AGENT_EVENTS.name, EARLIEST)
         self.heard: list[AgentEvent] = []
+        self.schemas: list[str] = []
+        """In which each of them was written."""
+        self.reads = AGENT_EVENT.fingerprint
+        """The schema in which the scheduler says that it reads reports; empty = it says nothing, as the first release."""
 
     # --- the scheduler's part ---------------------------------------------------------------------------------------------
 
@@ -75,7 +79,8 @@ class Stage:
             cluster=info.cluster, server=info.server, replica=info.replica, incarnation=incarnation,
             term=term, position=position, command=wanted,
         )  # fmt: skip
-        self._commands.send(COMMAND.encode(command), properties=COMMAND.properties)
+        reads = {versions.REPORTS_PROPERTY: self.reads} if self.reads else {}
+        self._commands.send(COMMAND.encode(command), properties={**COMMAND.properties, **reads})
 
     def load(self, position: int, model: str = IRIS, generation: int = 1, *, term: int = 1, **fields: object) -> None:
         values = {"storage_uri": self.artifact.as_uri(), "requirements": ("sklearn",), "memory": 100, **fields}
@@ -91,6 +96,7 @@ class Stage:
 
     def listen(self) -> list[AgentEvent]:
         while (message := self._reports.read(0.0)) is not None:
+            self.schemas.append(message.properties[FINGERPRINT])
             self.heard.append(AGENT_EVENT.decode(message.payload, message.properties.get(FINGERPRINT, "")))
         return self.heard
 

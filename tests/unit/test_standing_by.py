@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from structlog.testing import capture_logs
+import structlog
+from structlog.testing import LogCapture
 
 from magnetar_common.bus import Producer
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
@@ -33,6 +34,15 @@ def log(broker: MemoryBroker) -> Producer:
     return producer
 
 
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the module logs, however logging was configured before."""
+    capture = LogCapture()
+    logger = structlog.wrap_logger(None, [capture], wrapper_class=structlog.make_filtering_bound_logger(0))
+    monkeypatch.setattr(leadership, "_log", logger)
+    return capture.entries
+
+
 def append(log: Producer, position: int, *facts: Any) -> None:
     log.send(ENTRY.encode(entry(position, *facts)), properties=ENTRY.properties)
 
@@ -52,9 +62,9 @@ def lines(said: list[Any], event: str) -> list[Any]:
     return [line for line in said if line["event"].startswith(event)]
 
 
-def test_l6_a_challenger_says_once_who_leads(broker: MemoryBroker, log: Producer) -> None:
+def test_l6_a_challenger_says_once_who_leads(broker: MemoryBroker, log: Producer, said: list[Any]) -> None:
     """And again when it is somebody else; it goes on trying, and says nothing of each try."""
-    with capture_logs() as said, standing_by(broker) as challenger:
+    with standing_by(broker) as challenger:
         eventually(lambda: lines(said, "another scheduler leads"))
         assert challenger.role() == "standing by at position 0; host-a leads"
         append(log, 1, LeaderElected(2, "host-b", "local", broker.id, "1"))
@@ -63,11 +73,11 @@ def test_l6_a_challenger_says_once_who_leads(broker: MemoryBroker, log: Producer
 
 
 def test_l6_a_hold_that_outlives_its_leader_is_said_with_its_name(
-    broker: MemoryBroker, log: Producer, monkeypatch: pytest.MonkeyPatch
+    broker: MemoryBroker, log: Producer, said: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once for each silence, with what may be the reason; an entry ends it."""
     monkeypatch.setattr(leadership, "SILENT_S", 0.05)
-    with capture_logs() as said, standing_by(broker) as challenger:
+    with standing_by(broker) as challenger:
         eventually(lambda: lines(said, "the log is still held"))
         assert "host-a holds the log and has appended nothing for" in challenger.role()
         monkeypatch.setattr(leadership, "SILENT_S", 60.0)

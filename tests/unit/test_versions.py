@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ from magnetar_common.evolve import fold
 from magnetar_common.log import replay
 from magnetar_common.render import state_digest
 from magnetar_common.state import State
-from magnetar_common.topics import STATE_CHANGES
+from magnetar_common.topics import ROUTES, STATE_CHANGES, commands_topic
 from magnetar_events import ENTRY, schemas, versions
 from magnetar_events import facts as f
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import FOLD_VERSION, FOLD_VERSION_PROPERTY, Input
+from magnetar_scheduler.dispatch import Dispatch
 from magnetar_scheduler.journal import NotFinalized, make_entry, properties_of
 from magnetar_scheduler.leadership import Challenger
+from magnetar_scheduler.outbox import Outbox
+from magnetar_scheduler.routes import Routes
 from tests import golden
+from tests.support.leading import eventually
 from tests.support.logs import busy_world, entry, write, write_junk
 from tests.support.world import World, record
 
@@ -201,3 +206,20 @@ def test_a_released_version_has_one_schema_for_ever() -> None:
     assert max(versions.SCHEMAS) in (FOLD_VERSION, FOLD_VERSION - 1)
     if FOLD_VERSION in versions.SCHEMAS:
         assert versions.SCHEMAS[FOLD_VERSION] == schemas.fingerprint("state-changes")
+
+
+@pytest.mark.parametrize("version", [1, FOLD_VERSION])
+def test_a_leader_asks_for_reports_that_whoever_may_lead_the_log_reads(version: int) -> None:
+    """Before an upgrade is finalized that is the released software: it may lead again."""
+    world, broker = World(fold_version=version), MemoryBroker()
+    world.join("a")
+    world.deploy()
+    outbox = Outbox(MemoryBus(broker), ROUTES.name, lambda: None)
+    dispatch = Dispatch(world.state, 1, outbox, Routes(world.state, outbox, threading.Event()))
+    dispatch.note(world.state.position, world.log[-1].facts)
+    dispatch.act(world.state.position)
+    sent = broker.topic(commands_topic("a", 0)).messages
+    eventually(lambda: sent)
+    outbox.close()
+    asked = sent[0].properties[versions.REPORTS_PROPERTY]
+    assert asked == ("c18346f12316b406" if version == 1 else schemas.fingerprint("agent-events"))

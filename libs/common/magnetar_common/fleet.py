@@ -68,23 +68,33 @@ def room_on(state: State, server: Server, device: Device, free: int | None = Non
     return room + device.total * info.over_commit_percent // 100 if info.over_commit_percent else room
 
 
-def _largest(state: State, server: Server) -> tuple[int, int]:
-    """Return what one more replica may take at most per device, in host memory and on accelerators; -1 = nothing."""
+Rooms = tuple[int, ...]
+"""The bytes per device that one more replica on a server may take at most: in host memory, on its roomiest accelerator, on
+the second roomiest, … So the n-th is the most that a replica which spans n accelerators can have."""
+
+
+def room_for(rooms: Rooms, devices: int) -> int:
+    """Return the bytes per device that a replica of so many accelerators (0 = host memory) may have; -1 = nothing."""
+    return rooms[devices] if devices < len(rooms) else -1
+
+
+def _rooms_of(state: State, server: Server) -> Rooms:
     info, limit = server.info, state.policy.loads_per_server
     if info.max_models and len(server.replicas) >= info.max_models:
-        return -1, -1
+        return ()
     if limit and state.loading[server.key] >= limit:
-        return -1, -1
-    host = accelerator = -1
+        return ()
+    host, accelerators = -1, list[int]()
     for device in server.devices.values():
         if device.uuid == HOST_MEMORY:
             host = room_on(state, server, device)
         elif device.kind != "cpu":
-            accelerator = max(accelerator, room_on(state, server, device))
+            accelerators.append(room_on(state, server, device))
+    accelerators.sort(reverse=True)
     if info.memory_bytes:
         left = info.memory_bytes * (100 + info.over_commit_percent) // 100 - server.booked
-        host, accelerator = min(host, left), min(accelerator, left)
-    return host, accelerator
+        return min(host, left), *(min(room, left // n) for n, room in enumerate(accelerators, 1))
+    return host, *accelerators
 
 
 class _Place(NamedTuple):
@@ -102,7 +112,7 @@ class Fleet:
     def __init__(self) -> None:
         self._pools: dict[Pool, Any] = {}
         self._places: dict[str, _Place] = {}
-        self._rooms: dict[str, tuple[int, int]] = {}
+        self._rooms: dict[str, Rooms] = {}
         self._hosts: dict[str, dict[str, Server]] = {}
         self._by_name: dict[str, set[str]] = {}
         self._changed: dict[str, Server | None] = {}
@@ -132,8 +142,8 @@ class Fleet:
         self._settle(state)
         return sorted(self._places[key].rank for key in self._by_name.get(name, ()))
 
-    def rooms(self, state: State) -> dict[str, tuple[int, int]]:
-        """Return what one more replica may take of each schedulable server, at most: (host memory, per accelerator)."""
+    def rooms(self, state: State) -> dict[str, Rooms]:
+        """Return what one more replica may take of each schedulable server, at most."""
         self._settle(state)
         return self._rooms
 
@@ -163,7 +173,7 @@ class Fleet:
         if server is not None:
             info = server.info
             new = _Place(self.pool_of(server), (len(server.replicas), key), info.host, info.server)
-            self._rooms[key] = _largest(state, server)
+            self._rooms[key] = _rooms_of(state, server)
             self._hosts.setdefault(info.host, {})[key] = server
         if old == new:
             return

@@ -29,7 +29,7 @@ from magnetar_common.bus.follower import Follower
 from magnetar_common.errors import MagnetarError
 from magnetar_common.metrics import DEVICE_MEMORY
 from magnetar_common.topics import commands_topic
-from magnetar_events import COMMAND, AgentEvent, ServiceRecord
+from magnetar_events import COMMAND, AgentEvent, ServiceRecord, versions
 from magnetar_events.codec import FINGERPRINT, Undecodable
 from magnetar_events.commands import Command, LoadModel, ReportInventory, UnloadModel
 from magnetar_events.records import Device, ServerInfo
@@ -171,7 +171,8 @@ class Agent:
                 "not a command", message_id=str(message.id), code=error.code, field=error.field, error=error.message
             )
             return
-        self.obey(command)
+        if self.obey(command) is not Verdict.OLD_TERM:
+            self._reporter.schema = versions.reports_schema_for(message.properties.get(versions.REPORTS_PROPERTY, ""))
 
     def obey(self, command: Command) -> Verdict:
         """Do what a command says, unless it is old, somebody else's, or done already."""

@@ -12,8 +12,9 @@ from magnetar_common.bus.follower import Backoff
 from magnetar_common.errors import BusError, BusRefused
 from magnetar_common.metrics import REPORTS_DROPPED, REPORTS_WAITING
 from magnetar_common.topics import AGENT_EVENTS
-from magnetar_events import AGENT_EVENT, AgentEvent, schemas
+from magnetar_events import AGENT_EVENT, AgentEvent, schemas, versions
 from magnetar_events.cloudevents import of_report
+from magnetar_events.codec import FINGERPRINT
 from magnetar_events.reports import ReportKind
 
 MAX_WAITING = 10_000
@@ -50,6 +51,8 @@ class Reporter:
         self._backoff = Backoff()
         self.number = 0
         """Of the last report."""
+        self.schema = versions.reports_schema(1)
+        """Fingerprint of the schema in which reports are written: that of whoever reads them."""
         self.error = ""
         """Why the last send failed; empty when it did not."""
         self._thread = guarded("reporter", self._run, failed)
@@ -90,7 +93,9 @@ class Reporter:
                     return
                 continue
             try:
-                producer.send(AGENT_EVENT.encode(event), key=key_of(event), properties=of_report(event))
+                schema = self.schema
+                properties = {**of_report(event), FINGERPRINT: schema}
+                producer.send(AGENT_EVENT.encode(event, schema), key=key_of(event), properties=properties)
                 self.error = ""
             except BusRefused as error:  # this very report, for ever: let it go, loudly
                 kind = type(event.report).__name__

@@ -12,6 +12,7 @@ from magnetar_common.topics import COMMANDS
 from magnetar_common.transitions import LEAVING
 from magnetar_events import COMMAND, Command
 from magnetar_events import facts as f
+from magnetar_events.versions import REPORTS_PROPERTY, reports_schema
 from magnetar_scheduler.effects import command_topic, inventory_command, replica_command
 from magnetar_scheduler.outbox import Outbox
 from magnetar_scheduler.routes import Routes
@@ -160,4 +161,5 @@ class Dispatch:
 
     def _send(self, server: str, command: Command, key: str) -> None:
         topic = command_topic(self._state.servers[server])
-        self._outbox.send(topic, COMMANDS.schema, COMMAND.encode(command), key=key, properties=COMMAND.properties)
+        properties = {**COMMAND.properties, REPORTS_PROPERTY: reports_schema(self._state.version)}
+        self._outbox.send(topic, COMMANDS.schema, COMMAND.encode(command), key=key, properties=properties)

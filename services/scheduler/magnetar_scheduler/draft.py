@@ -97,8 +97,8 @@ class Draft:
         """Server → bytes added by this draft."""
         self.loading: Counter[str] = Counter()
         """Server → loads begun (or, below zero, ended) by this draft."""
-        self.largest_room: dict[bool, int] = {}
-        """Whether on accelerators → the most that any device had left when somebody first asked; see ``placement``."""
+        self.largest_room: dict[int, int] = {}
+        """How many accelerators → the most that any device had left when somebody first asked; see ``placement``."""
         self.used: dict[str, Amount] = {}
         """Tenant → what this draft adds to what it has (or, below zero, takes away)."""
         self.short: dict[str, set[Need]] | None = None

@@ -9,7 +9,7 @@ import pytest
 
 from magnetar_agent.adapters.base import Code, IndexEntry, IndexState
 from magnetar_agent.artifacts import digest
-from magnetar_events import COMMAND, Command
+from magnetar_events import AGENT_EVENT, COMMAND, Command, versions
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import LoadModel
 from magnetar_events.models import index_digest
@@ -57,6 +57,20 @@ def test_s01_older_command_that_comes_late_is_not_obeyed(tmp_path: Path) -> None
         assert stage.hears(CommandSuperseded, 1).newest == 2
         assert stage.inventory(3).models == ()
         assert stage.adapter.calls == [("unload", SERVED)]
+
+
+@pytest.mark.parametrize("reads", ["", "of a later release", AGENT_EVENT.fingerprint])
+def test_an_agent_reports_in_a_schema_that_its_leader_reads(tmp_path: Path, reads: str) -> None:
+    """Until it is told, and where it does not know what it is told, that is the first release's: every leader reads it."""
+    with staged(tmp_path) as stage:
+        stage.reads = reads
+        stage.ask(1)
+        stage.hears(InventoryReported, 1)
+        stage.load(2)
+        stage.hears(ModelLoaded, 2)
+        first = versions.reports_schema(1)
+        assert stage.schemas[0] == first
+        assert stage.schemas[-1] == (reads if reads == AGENT_EVENT.fingerprint else first)
 
 
 def test_s02_unload_during_a_load_ends_unloaded(tmp_path: Path) -> None:

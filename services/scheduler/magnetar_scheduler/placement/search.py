@@ -1,11 +1,11 @@
 """The search: a few servers are looked at, whatever the size of the fleet."""
 
 from collections.abc import Iterable
-from heapq import merge
+from heapq import merge, nlargest
 from math import inf
 from typing import NamedTuple
 
-from magnetar_common.fleet import Rank
+from magnetar_common.fleet import Rank, room_for
 from magnetar_common.quotas import Need
 from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count, PlacementRefused
@@ -128,7 +128,7 @@ class Search:
         of those that come out equal only a few are looked at.
         """
         ask = self._ask
-        draft, accelerated = ask.draft, ask.spec.devices > 0
+        draft, devices = ask.draft, ask.spec.devices
         first = list(ask.cached)
         if draft.loading and ask.policy.loads_per_server:  # of a load that this draft ended the fleet does not know
             first += [key for key, begun in draft.loading.items() if begun < 0]
@@ -147,7 +147,7 @@ class Search:
         for floor, key in self._in_order():
             if floor > level or equal >= BEST or len(self._found) - before >= LOOKS:
                 break
-            if rooms[key][accelerated] < least or key in looked:
+            if room_for(rooms[key], devices) < least or key in looked:
                 continue
             site = self._look(key)
             if site is not None:
@@ -184,19 +184,18 @@ def _farther(ranks: Iterable[Rank], by: float) -> Iterable[tuple[float, str]]:
 
 def _outgrown(draft: Draft, version: Version) -> bool:
     """Whether what waited needs more than any server has left: one look at the fleet serves a whole piece of them."""
-    accelerated = version.spec.devices > 0
-    if accelerated not in draft.largest_room:
-        draft.largest_room[accelerated] = max(
-            (
-                room_after(draft, server, device)
-                for server in draft.state.servers.values()
-                if server.schedulable
-                for device in server.devices.values()
-                if (device.kind != "cpu") == accelerated
-            ),
-            default=-1,
-        )
-    return version.size > draft.largest_room[accelerated] and min(draft.reserved.values(), default=0) >= 0
+    devices = version.spec.devices
+    if devices not in draft.largest_room:
+        servers = (server for server in draft.state.servers.values() if server.schedulable)
+        draft.largest_room[devices] = max((_most(draft, server, devices) for server in servers), default=-1)
+    return version.size > draft.largest_room[devices] and min(draft.reserved.values(), default=0) >= 0
+
+
+def _most(draft: Draft, server: Server, devices: int) -> int:
+    """Return the most that a replica of so many accelerators (0 = host memory) could have on each of a server's; or -1."""
+    suited = (device for device in server.devices.values() if (device.kind != "cpu") == (devices > 0))
+    rooms = nlargest(devices or 1, (room_after(draft, server, device) for device in suited))
+    return rooms[-1] if len(rooms) >= (devices or 1) else -1
 
 
 def _refuse(ask: Ask, sieve: Sieve) -> Refused:
