@@ -171,7 +171,7 @@ def test_servers_are_cordoned_drained_and_resumed_from_the_command_line(
     other.die()
 
 
-def test_a_version_is_rolled_back_compared_and_frozen(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:
+def test_s61_a_version_is_rolled_back_compared_and_frozen(cli: Cli, agent: SimulatedAgent, manifest: Path) -> None:
     """Two versions → diff → rollback to the one long gone → versions → freeze → refused → unfreeze → scale in now."""
     cli("model", "load", "-f", manifest, "-w", "Available", "-t", 30)
     manifest.write_text(MANIFEST.replace("models/iris", "models/iris2"))
