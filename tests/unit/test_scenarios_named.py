@@ -5,7 +5,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent.parent
 FAULTS = [*map(str, (10, 11, 12, 13, 16, 19, 20)), *(f"L{n}" for n in (*range(1, 8), *range(9, 20), 21, 22))]
-FLEET = [*map(str, (8, 22, 26, 33, 34, 37, 38, 39, 42, 43, 61))]
+FLEET = [*map(str, (8, 22, 26, 33, 34, 37, 38, 39, 42, 43, 59, 61))]
 
 _NAME = re.compile(r"^ *def test_((?:(?:s?\d+|l\d+)_)+)", re.MULTILINE)
 
