@@ -89,7 +89,11 @@ def _settings(cls: type[BaseSettings]) -> str:
 def _fields(cls: type[BaseModel]) -> str:
     said = descriptions(cls)
     rows = (
-        (f"`{info.alias}`", f"`{info.get_default(call_default_factory=True)}`", said[name])
+        (
+            f"`{info.alias}`",
+            "required" if info.is_required() else f"`{info.get_default(call_default_factory=True)}`",
+            said[name],
+        )
         for name, info in cls.model_fields.items()
     )
     return _table(("field", "default", "what it is"), rows)
