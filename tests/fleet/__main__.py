@@ -112,8 +112,9 @@ def _verdict(results: dict[str, list[Measures]]) -> bool:
     for policy in ("sums", "totals"):
         if theirs := results.get(policy):
             failed = mean(m.fragmented for m in theirs)
-            told = f"{policy} fails for {_percent(failed)} % by fragmentation; expected: {100 * FAILED:g} %"
-            print(f"{told}: {'ok' if failed >= FAILED else 'MISSED'}")
+            print(
+                f"{policy} fails for {_percent(failed)} % by fragmentation; expected: about {100 * FAILED:g} % or more"
+            )
     return good
 
 

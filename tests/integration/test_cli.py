@@ -395,6 +395,8 @@ def test_requests_are_signed_and_the_history_says_by_whom(
     (tmp_path / "policy.json").write_text(json.dumps(policy))
     cli("apply", "-f", manifest)
     cli("apply", "-f", "policy.json")
+    assert list(cli.json("policy", "show")["publishers"]) == ["ops"]
+    assert "publishers" in cli("policy", "show")
     policy["spec"]["requireSignature"] = True  # type: ignore[index]
     (tmp_path / "policy.json").write_text(json.dumps(policy))
     cli("apply", "-f", "policy.json", expect=ExitCode.REJECTED)

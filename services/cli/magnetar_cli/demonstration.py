@@ -32,9 +32,9 @@ MODEL = "default/iris"
 AGENTS = 3
 REPLICAS = 2
 
-_WARM_S = 90.0  # loads, reloads and answers
-_LEASE_S = 60.0  # a lease of 9 s, and the load elsewhere
-_PROJECTED_S = 20.0
+_WARM_S = 240.0  # loads, reloads and answers
+_LEASE_S = 240.0  # a lease of 9 s, and the load elsewhere
+_PROJECTED_S = 60.0
 _ENOUGH = 20
 """Requests that must be answered rightly before a claim is made of traffic."""
 

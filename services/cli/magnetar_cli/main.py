@@ -16,6 +16,7 @@ from magnetar_cli.commands import (
     log,
     model,
     placement,
+    policy,
     repair,
     server,
     service,
@@ -55,6 +56,7 @@ app.add_typer(model.app, name="model")
 app.add_typer(server.app, name="server")
 app.add_typer(service.app, name="service")
 app.add_typer(tenant.app, name="tenant")
+app.add_typer(policy.app, name="policy")
 for _command in (archive.archive, archive.verify, repair.void, repair.rebase):
     log.app.command()(_command)
 app.add_typer(log.app, name="log")

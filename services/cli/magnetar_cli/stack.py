@@ -29,7 +29,7 @@ from magnetar_common.settings import BusSettings, SnapshotSettings
 MARK = "MAGNETAR_STACK"
 """Environment variable that every process of a stack carries, to tell afterwards whether one is left."""
 
-_READY_S = 60.0
+_READY_S = 180.0
 _POLL_S = 0.1
 
 
@@ -199,8 +199,11 @@ class Stack:
         deadline = time.monotonic() + _READY_S
         for name, part in self.everything.items():
             while not part.is_ready():
-                if time.monotonic() > deadline or part.restarts > 2:
+                if part.restarts > 2:
                     raise CommandError(f"{name} did not become ready: {part.said()}", hint=f"see {part.log}")
+                if time.monotonic() > deadline:
+                    late = f"not within {_READY_S:g} s, and it is still starting. The last that it said: {part.said()}"
+                    raise CommandError(f"{name} did not become ready: {late}", hint=f"see {part.log}")
                 if stopping.wait(_POLL_S):
                     return
             self.say(f"{name} on {part.url}")

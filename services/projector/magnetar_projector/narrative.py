@@ -86,7 +86,7 @@ def _policy_set(fact: f.PolicySet) -> str:
     changed = fact.policy.model_dump(by_alias=True)
     usual = type(fact.policy)().model_dump(by_alias=True)
     parts = ", ".join(f"{name} {value}" for name, value in changed.items() if value != usual[name])
-    return f"policy is now {parts or 'the defaults'}"
+    return f"policy is now {parts}, and all else as shipped" if parts else "policy is now as shipped"
 
 
 def _tenant_set(fact: f.TenantSet) -> str:

@@ -89,8 +89,11 @@ def test_it_reads_well() -> None:
 
 def test_policy_names_only_what_is_not_usual() -> None:
     """Of twenty rules the line shows those that somebody changed."""
-    assert narrate(f.PolicySet(Policy())) == "policy is now the defaults"
-    assert narrate(f.PolicySet(Policy(piece=7, lease_ms=7000))) == "policy is now leaseMs 7000, piece 7"
+    assert narrate(f.PolicySet(Policy())) == "policy is now as shipped"
+    assert (
+        narrate(f.PolicySet(Policy(piece=7, lease_ms=7000)))
+        == "policy is now leaseMs 7000, piece 7, and all else as shipped"
+    )
 
 
 def test_amounts() -> None:
