@@ -163,7 +163,10 @@ def check(world: World) -> None:
         assert bool(server.cordon) == (order is not None)
         assert {replica.draining for replica in server.replicas.values()} <= {server.draining}
         assert server.draining or not (server.drains or server.drain_due)
-        assert not (server.draining and any(r.state in ON_ITS_WAY for r in server.replicas.values()))
+        on_its_way = [r for r in server.replicas.values() if r.state in ON_ITS_WAY and not state.models[r.model].frozen]
+        assert not (server.draining and on_its_way)
+        there = {r.state for r in server.replicas.values()} & {R.LOADED, R.AVAILABLE}
+        assert not (server.lost and there), "what a lost server holds is lost"
         for held in (*server.awaited.values(), *server.leaked.values()):
             for booking in held.bookings:
                 device = (server.info.host, booking.device)

@@ -24,7 +24,8 @@ def phase(server: Server) -> str:
         return CORDONED if server.cordon else ""
     if not server.replicas:
         return DRAINED
-    return STUCK if server.drains and not server.drain_due else DRAINING
+    said = server.drains or server.cordon == DRAINING  # an order without a deadline that is still to come
+    return STUCK if said and not server.drain_due else DRAINING
 
 
 def left_on(state: State, server: Server) -> list[LeftBehind]:

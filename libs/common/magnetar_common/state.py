@@ -58,7 +58,7 @@ class Replica:
         position: of the entry that decided its newest command; reports echo it.
         since: log time (ms) of the last change of state.
         bookings: bytes reserved per device, until it is gone.
-        attempt: number of the load on this server.
+        attempt: number of the load on this server; every unload that fails counts as one more.
         due: log time (ms) at which the state is looked at again; 0 = never.
         code: typed reason of the state; empty for the expected course.
         reason: for people.
@@ -226,7 +226,7 @@ class Model:
         if self.frozen:
             return False, False, False
         if self.deleted:
-            return any(r.state is R.LOST for r in self.replicas.values()), False, False
+            return any(r.state in LIVE or r.state is R.LOST for r in self.replicas.values()), False, False
         unsettled = waits = False
         kept = self.kept()
         for generation in kept:

@@ -301,11 +301,16 @@ class Draft:
 
 def _size_of(fact: f.Fact) -> int:
     """Return about how many bytes of an entry a fact takes, rather too many than too few."""
-    size = _FACT_BYTES
+    size = _FACT_BYTES + _BYTES_A_CHARACTER * (len(getattr(fact, "reason", "")) + len(getattr(fact, "message", "")))
     if isinstance(fact, (f.ReplicaPlaced, f.ReplicaChanged, f.ReplicaAdopted)):
-        size += len(fact.server) + _BYTES_A_CHARACTER * len(fact.reason)
+        size += len(fact.server)
+    if isinstance(fact, f.VersionFailed):
+        size += sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(place) for place in fact.places)
     if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaBooked, f.MemoryAwaited, f.MemoryLeaked)):
-        size += sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(booking.device) for booking in fact.bookings)
+        each = sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(booking.device) for booking in fact.bookings)
+        size += (
+            3 * each if isinstance(fact, f.MemoryAwaited) else each
+        )  # it has what is expected and what was there, too
     if isinstance(fact, f.ServerDrained):
         size += sum(_FACT_BYTES + _BYTES_A_CHARACTER * len(left.reason) for left in fact.left)
     if isinstance(fact, f.ReplicasPreempted):

@@ -73,6 +73,8 @@ def _model_due(draft: Draft, key: str) -> None:
     if model is None or not model.deleted:
         return
     for replica in list(model.replicas.values()):
+        if draft.full:
+            return  # the rest stays due
         if replica.state is not R.LOST:
             draft.change(replica, R.LOST, code="DEADLINE", reason="not unloaded by the deadline")
         draft.change(replica, R.UNLOADED, code="DEADLINE", reason="forgotten")

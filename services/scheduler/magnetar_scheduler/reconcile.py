@@ -145,6 +145,8 @@ def _wind_down(draft: Draft, model: Model) -> None:
     if model.traffic:
         draft.emit(f.TrafficChanged(model.key, (), "undeployed"))
     for replica in list(model.replicas.values()):
+        if draft.full:
+            return  # the rest stays unsettled
         let_go(draft, replica, "undeployed")
     if not model.replicas:
         draft.emit(f.ModelRemoved(model.key))

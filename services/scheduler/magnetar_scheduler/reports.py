@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from magnetar_common.evolve import BOUNDED
 from magnetar_common.state import Replica
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
@@ -40,6 +41,10 @@ def on_report(draft: Draft, source: Report) -> None:
         superseded = server is not None and event.incarnation in server.superseded
         code = "SUPERSEDED_AGENT" if superseded else "UNKNOWN_AGENT"
         draft.emit(f.ReportIgnored(key, _subject(report), code, f"{type(report).__name__} of life {event.incarnation}"))
+        return
+    if server.lost:  # what it holds is asked anew when it returns; until then what it says may be of before
+        message = f"{type(report).__name__} of a server that is lost"
+        draft.emit(f.ReportIgnored(key, _subject(report), "SERVER_LOST", message))
         return
     if isinstance(report, r.InventoryReported):
         on_inventory(draft, server, report, event.number)
@@ -158,9 +163,16 @@ def _unload_failed(draft: Draft, replica: Replica, report: r.ModelUnloadFailed) 
 
 
 def unload_failed(draft: Draft, replica: Replica, code: str, message: str) -> None:
-    """Decide to try an unload again a little later."""
-    due = draft.at + draft.policy.load_retry_ms
-    draft.change(replica, R.UNLOAD_FAILED, code=code, reason=message[:512], retriable=True, due=due)
+    """Decide to try an unload again, each time after twice as long as before; never later than after its time-out.
+
+    Its attempts are counted from fold version 2 on; a log of version 1 is decided as it was.
+    """
+    policy, attempt, wait = draft.policy, replica.attempt, draft.policy.load_retry_ms
+    if draft.state.version >= BOUNDED:
+        longest = max(wait, policy.unload_timeout_ms)
+        wait, attempt = min(longest, wait * 2 ** min(attempt - 1, MAX_DOUBLINGS)), attempt + 1
+    due = draft.at + wait
+    draft.change(replica, R.UNLOAD_FAILED, code=code, reason=message[:512], retriable=True, attempt=attempt, due=due)
 
 
 _ON: dict[type, Callable[[Draft, Replica, Any], bool]] = {

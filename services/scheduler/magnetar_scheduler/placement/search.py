@@ -11,7 +11,7 @@ from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count, PlacementRefused
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.placement.ask import Ask
-from magnetar_scheduler.placement.filters import PASSING, RULES, TENANTS, Sieve
+from magnetar_scheduler.placement.filters import PASSING, RULES, Sieve
 from magnetar_scheduler.placement.scorers import Scale
 from magnetar_scheduler.placement.scorers.spread import HOST, of_zone
 from magnetar_scheduler.placement.site import Site, room_after
@@ -21,6 +21,9 @@ BEST = 5
 
 LOOKS = 50
 """Servers with room that are looked at, at most, where those that come first are on the wrong hosts."""
+
+OF_MEMORY = frozenset({"memory", "largest-block"})
+"""Rules that turn a server down for what is free on its devices."""
 
 EXAMPLES = 10
 """Servers that a refusal keeps as evidence."""
@@ -53,18 +56,15 @@ _Found = tuple[float, str, Site]
 
 def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
     """Find a server for one more replica of a version, as things stand after the draft's facts."""
-    if not draft.state.tenants and version.refused is not None and _outgrown(draft, version):
-        return _as_before(version.refused)
+    before = version.refused if version.refused is not None and _for_memory(version.refused) else None
+    if before is not None and not draft.state.tenants and _outgrown(draft, version):
+        return _as_before(before)
     ask = Ask(draft, model, version)
     search = Search(ask)
     if rule := search.sieve.against_all():
         return Refused((Count(rule, len(draft.state.servers)),), (), ask.told or RULES[rule])
-    if (
-        version.refused is not None
-        and not (ask.needs or _waits_its_turn(version.refused))
-        and _outgrown(draft, version)
-    ):
-        return _as_before(version.refused)
+    if before is not None and not ask.needs and _outgrown(draft, version):
+        return _as_before(before)
     found = search.find()
     if not found:
         return _refuse(ask, search.sieve)
@@ -76,9 +76,10 @@ def _as_before(refused: PlacementRefused) -> Refused:
     return Refused(refused.refusals, refused.examples, refused.message)
 
 
-def _waits_its_turn(refused: PlacementRefused) -> bool:
-    """Whether something waits for something else than room on a server."""
-    return any(each.rule in TENANTS for each in refused.refusals)
+def _for_memory(refused: PlacementRefused) -> bool:
+    """Whether memory was in the way, and nothing that passes by itself: any other reason is looked at anew."""
+    rules = {count.rule for count in refused.refusals}
+    return not OF_MEMORY.isdisjoint(rules) and PASSING.isdisjoint(rules)
 
 
 def rule_against(
