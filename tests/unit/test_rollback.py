@@ -184,10 +184,10 @@ def test_requests_about_a_frozen_model_are_refused_with_the_reason() -> None:
     for facts in (world.deploy(version(2)), world.scale(1), world.undeploy(), world.rollback(1)):
         rejected = refusal(facts)
         assert rejected.code == "FROZEN"
-        assert rejected.message == "default/iris is frozen by uid-7: audit until Friday"
+        assert rejected.message == "default/iris is frozen by unverified uid-7: audit until Friday"
     assert world.state.models == before
     fact = last(world, f.ModelFrozen)
-    assert (fact.actor, fact.reason) == ("uid-7", "audit until Friday")
+    assert (fact.actor, fact.reason) == ("unverified uid-7", "audit until Friday")
 
 
 def test_a_frozen_model_is_not_placed_elsewhere_and_the_loss_is_told() -> None:
@@ -197,7 +197,7 @@ def test_a_frozen_model_is_not_placed_elsewhere_and_the_loss_is_told() -> None:
     assert world.states() == {(1, "local/a/0"): R.LOST, (1, "local/b/0"): R.AVAILABLE}
     told = model_status(model(world))
     assert (told.state, told.code, told.available) == (ModelState.DEGRADED, "FROZEN", 1)
-    assert told.reason == told.frozen == "frozen by uid-7: audit until Friday"
+    assert told.reason == told.frozen == "frozen by unverified uid-7: audit until Friday"
     assert IRIS not in world.state.unsettled
     world.unfreeze()
     finish(world)

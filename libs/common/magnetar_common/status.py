@@ -85,8 +85,7 @@ def frozen_because(model: Model) -> str:
     """Return by whom and why a model is frozen, for people; empty if it is not."""
     if not model.frozen:
         return ""
-    who = f" by {model.frozen_by}" if model.frozen_by else ""
-    return f"frozen{who}: {model.frozen_reason or 'no reason was given'}"
+    return f"frozen by {model.frozen_by}: {model.frozen_reason or 'no reason was given'}"
 
 
 def _available(model: Model, generation: int) -> int:

@@ -15,13 +15,14 @@ from magnetar_cli.connection import connected, following
 from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import Columns, Format, Json, Output, note, put, show, table, write
 from magnetar_cli.waiting import TERMINATED, parse_state, wait_for
+from magnetar_common.actors import who
 from magnetar_common.client import Handle, Magnetar, Outcome
 from magnetar_common.errors import BusUnavailable
 from magnetar_common.inference import InferenceClient, Routes
 from magnetar_common.log import LogRecord
 from magnetar_common.render import plain
 from magnetar_events.requests import DeployModel
-from magnetar_projector.history import history_of, who
+from magnetar_projector.history import history_of
 from magnetar_projector.places import time_of
 from magnetar_projector.versions import NoSuchVersion, between, versions_of
 from magnetar_projector.versions import shown as past
