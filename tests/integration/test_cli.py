@@ -203,7 +203,12 @@ def test_s61_a_version_is_rolled_back_compared_and_frozen(cli: Cli, agent: Simul
     assert "audit until Friday" in cli("model", "status", "iris")
     cli("model", "scale", "iris", 0, expect=ExitCode.REJECTED)
     assert "audit until Friday" in cli.err
+    cli("model", "freeze", "iris")
+    assert "was frozen already by unverified uid-" in cli.err
+    assert cli.err.rstrip().endswith(": audit until Friday")
     cli("model", "unfreeze", "iris")
+    cli("model", "unfreeze", "iris")
+    assert "was not frozen" in cli.err
     cli("model", "scale", "iris", 0, "--now")
     eventually(lambda: cli.json("model", "list")[0]["replicas"] == [])
 

@@ -232,10 +232,12 @@ def test_a_rollout_stops_where_it_is_while_frozen() -> None:
 
 
 def test_freezing_twice_and_unfreezing_twice() -> None:
-    """The same again is accepted and is no news; another reason takes the place of the first."""
+    """The same again, or without a reason, is accepted and is no news; another reason takes the place of the first."""
     world = frozen()
     same = ModelEvent(event=FreezeModel(name="iris"), reason="audit until Friday", actor=Actor(authid="uid-7"))
     assert [type(fact).__name__ for fact in world.request(same)] == ["RequestAccepted"]
+    assert [type(fact).__name__ for fact in world.freeze()] == ["RequestAccepted"]
+    assert model(world).frozen_reason == "audit until Friday"
     world.freeze(reason="and Monday")
     assert model(world).frozen_reason == "and Monday"
     world.unfreeze()

@@ -251,7 +251,7 @@ def _freeze(draft: Draft, event: ModelEvent, author: Author, wish: FreezeModel) 
     model = _known(draft, wish.subject)
     _accept(draft, event, author, model.generation)
     by = who(author.actor, author.authtype, author.authverified, author.publisher)
-    if not model.frozen or (model.frozen_by, model.frozen_reason) != (by, event.reason):
+    if not model.frozen or (event.reason and (model.frozen_by, model.frozen_reason) != (by, event.reason)):
         draft.emit(f.ModelFrozen(model.key, by, event.reason))
 
 

@@ -11,7 +11,7 @@ import typer
 from magnetar_cli import manifests, shown
 from magnetar_cli.asking import Generation, Reason, Seconds, Wait, answered, asking, send
 from magnetar_cli.commands.apply import File
-from magnetar_cli.connection import connected, following
+from magnetar_cli.connection import Following, connected, following
 from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import Columns, Format, Json, Output, note, put, show, table, write
 from magnetar_cli.waiting import TERMINATED, parse_state, wait_for
@@ -21,6 +21,7 @@ from magnetar_common.errors import BusUnavailable
 from magnetar_common.inference import InferenceClient, Routes
 from magnetar_common.log import LogRecord
 from magnetar_common.render import plain
+from magnetar_common.status import frozen_because
 from magnetar_events.requests import DeployModel
 from magnetar_projector.history import history_of
 from magnetar_projector.places import time_of
@@ -128,8 +129,11 @@ def freeze(name: Named, *, reason: Reason = "") -> None:
     """Let nothing of a model be changed until it is unfrozen: whoever asks for it is refused, with the reason."""
     key = key_of(name)
     tenant, _, bare = key.partition("/")
-    _change(key, lambda m: m.freeze(bare, tenant=tenant, reason=reason))
-    note(f"{key} is frozen")
+    with following() as log:
+        before = _frozen(log, key)
+        _change(key, lambda m: m.freeze(bare, tenant=tenant, reason=reason))
+        already = before and before == _frozen(log, key)
+    note(f"{key} was frozen already {before.removeprefix('frozen ')}" if already else f"{key} is frozen")
 
 
 @app.command()
@@ -137,8 +141,15 @@ def unfreeze(name: Named, *, reason: Reason = "") -> None:
     """Let a frozen model be changed again; what it missed meanwhile is done now."""
     key = key_of(name)
     tenant, _, bare = key.partition("/")
+    with following() as log:
+        before = _frozen(log, key)
     _change(key, lambda m: m.unfreeze(bare, tenant=tenant, reason=reason))
-    note(f"{key} is no longer frozen")
+    note(f"{key} is no longer frozen" if before else f"{key} was not frozen")
+
+
+def _frozen(log: Following, key: str) -> str:
+    model = log.catch_up().models.get(key)
+    return frozen_because(model) if model is not None else ""
 
 
 @app.command("list")
