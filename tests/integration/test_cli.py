@@ -160,7 +160,9 @@ def test_servers_are_cordoned_drained_and_resumed_from_the_command_line(
     other = SimulatedAgent(bus, "b")
     assert cli.json("server", "drain", "a", "--wait", "--deadline", 60)["phase"] == "DRAINED"
     assert "local/b/0" in cli("model", "status", "iris")
-    assert "local/a/0 is drained: nothing is left on it" in cli("log", "--subject", "local/a/0")
+    for name in ("local/a/0", "a/0", "a"):
+        assert "local/a/0 is drained: nothing is left on it" in cli("log", "--subject", name)
+    cli("log", "--subject", "a/7", expect=ExitCode.NOT_FOUND)
 
     cli("server", "resume", "a")
     rows = cli.json("server", "list")
