@@ -116,7 +116,9 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         state = ModelState.PROGRESSING if arriving else state
         claim = model.target.claim
         told = f"; replicas of lower priority leave {claim} for it" if claim else ""
-        return state, code_of(refused), f"{refused.missing} of {model.wanted} replicas: {refused.message}{told}", True
+        are = "is" if refused.missing == 1 else "are"
+        reason = f"{refused.missing} of {model.wanted} replicas {are} missing: {refused.message}{told}"
+        return state, code_of(refused), reason, True
     troubled = next((r for r in model.of(model.generation) if r.state is R.LOAD_FAILED), None)
     if troubled is not None:
         return (
