@@ -147,7 +147,10 @@ def test_servers_are_cordoned_drained_and_resumed_from_the_command_line(
     cli("server", "cordon", "a", "--reason", "look at it")
     (row,) = cli.json("server", "list")
     assert (row["phase"], row["schedulable"]) == ("CORDONED", False)
-    assert "look at it" in cli("server", "show", "a")
+    shown = cli("server", "show", "a")
+    assert "cordoned by unverified uid-" in shown
+    assert "look at it" in shown
+    assert "STILL" not in shown.upper()
 
     cli("server", "drain", "a/0", "--deadline", 1, "--wait", expect=ExitCode.TIMED_OUT)
     assert "1 left on local/a/0, 1 of them stuck: default/iris v1, NO_ROOM: fits on none of 1 servers" in cli.err
