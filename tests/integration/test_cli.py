@@ -193,6 +193,7 @@ def test_s61_a_version_is_rolled_back_compared_and_frozen(cli: Cli, agent: Simul
     eventually(lambda: only(2))
     cli("model", "rollback", "iris", "--to", 1, "--reason", "worse", "-w", "Available", "-t", 30)
     assert "as in version 1 again, as version 3" in cli.err
+    assert "default/iris is Available" in cli.err
     versions = cli.json("model", "history", "iris", "--versions")
     assert [(each["generation"], each["reason"], each["rollbackOf"], each["outcome"]) for each in versions] == [
         (1, "", 0, "Served"),

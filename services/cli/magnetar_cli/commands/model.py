@@ -76,8 +76,7 @@ def unload(
     _change(key, lambda m: m.undeploy(bare, tenant=tenant, reason=reason, expected_generation=expected))
     note(f"{key} is no longer wanted")
     if wait:
-        with following() as log:
-            wait_for(log, key, TERMINATED, timeout)
+        _reached(key, TERMINATED, timeout)
 
 
 @app.command()
@@ -98,8 +97,7 @@ def scale(
     _change(key, lambda m: m.scale(bare, replicas, tenant=tenant, now=now, reason=reason, expected_generation=expected))
     note(f"{key} is to have {replicas} replicas")
     if wanted:
-        with following() as log:
-            wait_for(log, key, wanted, timeout)
+        _reached(key, wanted, timeout)
 
 
 @app.command()
@@ -120,8 +118,7 @@ def rollback(
     as_new = f", as version {outcome.generation}" if outcome.generation != to else ""
     note(f"{key} is to be as in version {to} again{as_new}")
     if wanted:
-        with following() as log:
-            wait_for(log, key, wanted, timeout)
+        _reached(key, wanted, timeout)
 
 
 @app.command()
@@ -281,6 +278,13 @@ _VERSIONS: Columns = {
     "rollback of": lambda row: row["rollbackOf"] or "-",
     "outcome": lambda row: f"{row['outcome']}, {row['code']}: {row['message']}" if row["code"] else row["outcome"],
 }
+
+
+def _reached(key: str, wanted: str, seconds: float) -> None:
+    """Wait until a model is in a state, and say so; errors as for :func:`wait_for`."""
+    with following() as log:
+        wait_for(log, key, wanted, seconds)
+    note(f"{key} is {wanted}")
 
 
 def _change(key: str, ask: Callable[[Magnetar], Handle]) -> Outcome:
