@@ -1,6 +1,7 @@
 """``magnetar model …``."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ Named = Annotated[str, typer.Argument(metavar="NAME", help="name, or tenant/name
 
 DEFAULT_TENANT = "default"
 _ROUTES_S = 10.0
+_DIGEST = re.compile("[0-9a-f]{64}")
 _EXAMPLE = """for example '{"inputs": [...]}', or @request.json"""
 
 
@@ -95,7 +97,7 @@ def scale(
     wanted = parse_state(wait) if wait else ""
     tenant, _, bare = key.partition("/")
     _change(key, lambda m: m.scale(bare, replicas, tenant=tenant, now=now, reason=reason, expected_generation=expected))
-    note(f"{key} is to have {replicas} replicas")
+    note(f"{key} is to have {replicas} {'replica' if replicas == 1 else 'replicas'}")
     if wanted:
         _reached(key, wanted, timeout)
 
@@ -246,11 +248,17 @@ def _records(key: str) -> list[LogRecord]:
 
 
 def _before(row: Json) -> Any:
-    return "-" if row["before"] is None else row["before"]
+    return _side(row["before"])
 
 
 def _after(row: Json) -> Any:
-    return "-" if row["after"] is None else row["after"]
+    return _side(row["after"])
+
+
+def _side(value: Any) -> Any:
+    if value is None or value in ("", []):
+        return "-"
+    return value[:12] if isinstance(value, str) and _DIGEST.fullmatch(value) else value
 
 
 _HISTORY: Columns = {
@@ -261,7 +269,7 @@ _HISTORY: Columns = {
     "who": lambda row: _asked(row) if row["request"] else "-",
     "source": lambda row: row["source"],
     "reason": lambda row: row["reason"],
-    "changes": lambda row: "; ".join(f"{d['field']}: {d['before']} → {d['after']}" for d in row["differences"]),
+    "changes": lambda row: "; ".join(f"{d['field']}: {_before(d)} → {_after(d)}" for d in row["differences"]),
 }
 
 
