@@ -210,7 +210,7 @@ class ModelFrozen:
     """Nothing of the model is changed until it is unfrozen.
 
     Attributes:
-        actor: who asked.
+        actor: who asked, as people are told: ``unverified NAME``, ``NAME (signed)`` or ``NAME via PUBLISHER (signed)``.
         reason: why, in free text.
     """
 

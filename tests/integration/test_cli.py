@@ -147,7 +147,10 @@ def test_servers_are_cordoned_drained_and_resumed_from_the_command_line(
     cli("server", "cordon", "a", "--reason", "look at it")
     (row,) = cli.json("server", "list")
     assert (row["phase"], row["schedulable"]) == ("CORDONED", False)
-    assert "look at it" in cli("server", "show", "a")
+    shown = cli("server", "show", "a")
+    assert "cordoned by unverified uid-" in shown
+    assert "look at it" in shown
+    assert "STILL" not in shown.upper()
 
     cli("server", "drain", "a/0", "--deadline", 1, "--wait", expect=ExitCode.TIMED_OUT)
     assert "1 left on local/a/0, 1 of them stuck: default/iris v1, NO_ROOM: fits on none of 1 servers" in cli.err
@@ -160,7 +163,9 @@ def test_servers_are_cordoned_drained_and_resumed_from_the_command_line(
     other = SimulatedAgent(bus, "b")
     assert cli.json("server", "drain", "a", "--wait", "--deadline", 60)["phase"] == "DRAINED"
     assert "local/b/0" in cli("model", "status", "iris")
-    assert "local/a/0 is drained: nothing is left on it" in cli("log", "--subject", "local/a/0")
+    for name in ("local/a/0", "a/0", "a"):
+        assert "local/a/0 is drained: nothing is left on it" in cli("log", "--subject", name)
+    cli("log", "--subject", "a/7", expect=ExitCode.NOT_FOUND)
 
     cli("server", "resume", "a")
     rows = cli.json("server", "list")
@@ -188,6 +193,7 @@ def test_s61_a_version_is_rolled_back_compared_and_frozen(cli: Cli, agent: Simul
     eventually(lambda: only(2))
     cli("model", "rollback", "iris", "--to", 1, "--reason", "worse", "-w", "Available", "-t", 30)
     assert "as in version 1 again, as version 3" in cli.err
+    assert "default/iris is Available" in cli.err
     versions = cli.json("model", "history", "iris", "--versions")
     assert [(each["generation"], each["reason"], each["rollbackOf"], each["outcome"]) for each in versions] == [
         (1, "", 0, "Served"),
@@ -203,7 +209,12 @@ def test_s61_a_version_is_rolled_back_compared_and_frozen(cli: Cli, agent: Simul
     assert "audit until Friday" in cli("model", "status", "iris")
     cli("model", "scale", "iris", 0, expect=ExitCode.REJECTED)
     assert "audit until Friday" in cli.err
+    cli("model", "freeze", "iris")
+    assert "was frozen already by unverified uid-" in cli.err
+    assert cli.err.rstrip().endswith(": audit until Friday")
     cli("model", "unfreeze", "iris")
+    cli("model", "unfreeze", "iris")
+    assert "was not frozen" in cli.err
     cli("model", "scale", "iris", 0, "--now")
     eventually(lambda: cli.json("model", "list")[0]["replicas"] == [])
 

@@ -504,7 +504,7 @@ def test_a_frozen_model_stays_on_a_draining_server_until_it_is_unfrozen() -> Non
     world.drain(home.split("/")[1], deadline_ms=5_000)
     world.pass_time(10_000)
     (left,) = stuck_on(world.state, world.state.servers[home])
-    assert left.reason == "FROZEN: by somebody: audit"
+    assert left.reason == "FROZEN: by unverified unknown actor: audit"
     world.unfreeze()
     world.answer()
     world.pass_time(5_000)

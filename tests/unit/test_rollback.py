@@ -184,10 +184,10 @@ def test_requests_about_a_frozen_model_are_refused_with_the_reason() -> None:
     for facts in (world.deploy(version(2)), world.scale(1), world.undeploy(), world.rollback(1)):
         rejected = refusal(facts)
         assert rejected.code == "FROZEN"
-        assert rejected.message == "default/iris is frozen by uid-7: audit until Friday"
+        assert rejected.message == "default/iris is frozen by unverified uid-7: audit until Friday"
     assert world.state.models == before
     fact = last(world, f.ModelFrozen)
-    assert (fact.actor, fact.reason) == ("uid-7", "audit until Friday")
+    assert (fact.actor, fact.reason) == ("unverified uid-7", "audit until Friday")
 
 
 def test_a_frozen_model_is_not_placed_elsewhere_and_the_loss_is_told() -> None:
@@ -197,7 +197,7 @@ def test_a_frozen_model_is_not_placed_elsewhere_and_the_loss_is_told() -> None:
     assert world.states() == {(1, "local/a/0"): R.LOST, (1, "local/b/0"): R.AVAILABLE}
     told = model_status(model(world))
     assert (told.state, told.code, told.available) == (ModelState.DEGRADED, "FROZEN", 1)
-    assert told.reason == told.frozen == "frozen by uid-7: audit until Friday"
+    assert told.reason == told.frozen == "frozen by unverified uid-7: audit until Friday"
     assert IRIS not in world.state.unsettled
     world.unfreeze()
     finish(world)
@@ -232,10 +232,12 @@ def test_a_rollout_stops_where_it_is_while_frozen() -> None:
 
 
 def test_freezing_twice_and_unfreezing_twice() -> None:
-    """The same again is accepted and is no news; another reason takes the place of the first."""
+    """The same again, or without a reason, is accepted and is no news; another reason takes the place of the first."""
     world = frozen()
     same = ModelEvent(event=FreezeModel(name="iris"), reason="audit until Friday", actor=Actor(authid="uid-7"))
     assert [type(fact).__name__ for fact in world.request(same)] == ["RequestAccepted"]
+    assert [type(fact).__name__ for fact in world.freeze()] == ["RequestAccepted"]
+    assert model(world).frozen_reason == "audit until Friday"
     world.freeze(reason="and Monday")
     assert model(world).frozen_reason == "and Monday"
     world.unfreeze()

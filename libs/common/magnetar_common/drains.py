@@ -2,6 +2,7 @@
 
 from magnetar_common.quotas import code_of
 from magnetar_common.state import CORDONED, DRAINING, Replica, Server, State
+from magnetar_common.status import frozen_because
 from magnetar_common.transitions import LEAVING, R
 from magnetar_events.facts import LeftBehind
 
@@ -50,7 +51,7 @@ def _why(state: State, replica: Replica) -> tuple[bool, str]:
     if version is None:
         return False, f"on its way out: {replica.state}"
     if model.frozen:
-        return True, f"FROZEN: by {model.frozen_by or 'somebody'}: {model.frozen_reason or 'no reason given'}"
+        return True, f"FROZEN: {frozen_because(model).removeprefix('frozen ')}"
     if version.failed is not None:
         return True, f"{version.failed.code}: {version.failed.message}"
     if version.refused is not None:

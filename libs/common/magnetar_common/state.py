@@ -158,7 +158,7 @@ class Model:
         due: log time (ms) at which a deleted model is forgotten whatever its servers say.
         held: server → digest of the artifact that it held last, of the servers that let go of a replica.
         frozen: nothing of it is changed until it is unfrozen.
-        frozen_by: who froze it.
+        frozen_by: who froze it, as people are told: a name that is not verified says so.
         frozen_reason: why.
     """
 

@@ -85,8 +85,7 @@ def frozen_because(model: Model) -> str:
     """Return by whom and why a model is frozen, for people; empty if it is not."""
     if not model.frozen:
         return ""
-    who = f" by {model.frozen_by}" if model.frozen_by else ""
-    return f"frozen{who}: {model.frozen_reason or 'no reason was given'}"
+    return f"frozen by {model.frozen_by}: {model.frozen_reason or 'no reason was given'}"
 
 
 def _available(model: Model, generation: int) -> int:
@@ -117,7 +116,9 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         state = ModelState.PROGRESSING if arriving else state
         claim = model.target.claim
         told = f"; replicas of lower priority leave {claim} for it" if claim else ""
-        return state, code_of(refused), f"{refused.missing} of {model.wanted} replicas: {refused.message}{told}", True
+        are = "is" if refused.missing == 1 else "are"
+        reason = f"{refused.missing} of {model.wanted} replicas {are} missing: {refused.message}{told}"
+        return state, code_of(refused), reason, True
     troubled = next((r for r in model.of(model.generation) if r.state is R.LOAD_FAILED), None)
     if troubled is not None:
         return (

@@ -10,7 +10,7 @@ import typer
 
 from magnetar_cli.connection import Following
 from magnetar_cli.contexts import signing_settings
-from magnetar_cli.exit_codes import TimedOut
+from magnetar_cli.exit_codes import CommandError, ExitCode, TimedOut
 from magnetar_cli.manifests import Manifest
 from magnetar_cli.output import STDERR, Format, Json, note, show
 from magnetar_cli.waiting import parse_state, wait_for
@@ -48,7 +48,7 @@ def answered(what: str, ask: Callable[[], Handle]) -> Outcome:
     """Ask, and return the outcome once the scheduler has accepted.
 
     Raises:
-        RequestRefused: it has not.
+        CommandError: it has not.
         TimedOut: nobody says anything.
     """
     with STDERR.status(f"{what}: waiting for the scheduler"):
@@ -58,9 +58,23 @@ def answered(what: str, ask: Callable[[], Handle]) -> Outcome:
         except Unanswered as error:
             raise TimedOut(f"{what}: no scheduler answered within {ANSWER_S:g} s", "magnetar doctor") from error
         except RequestRefused as error:
-            raise RequestRefused(error.code, error.field, f"{what}: {error.message}") from error
+            raise refused(what, error) from error
         finally:
             handle.close()
+
+
+def refused(what: str, error: RequestRefused) -> CommandError:
+    """Return a refusal with what it was about, named once, and what to do next."""
+    told = error if what in error.message else RequestRefused(error.code, error.field, f"{what}: {error.message}")
+    name = what.removeprefix("default/")
+    hint = ""
+    if error.code == "FROZEN":
+        hint = f"magnetar model unfreeze {name}"
+    elif error.code == "NOT_FOUND" and error.field == "event.to":
+        hint = f"magnetar model history {name} --versions"
+    elif error.code == "NOT_FOUND" and error.field == "event.name":
+        hint = "magnetar tenant list" if what.startswith("tenant") else "magnetar model list"
+    return CommandError(str(told), ExitCode.REJECTED, hint)
 
 
 def send(

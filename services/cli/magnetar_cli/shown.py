@@ -170,13 +170,20 @@ def _tenant_notes(row: Json) -> Iterator[str]:
         yield "below its floor"
 
 
-HELD: Columns = {
+ON: Columns = {
     "model": lambda row: row["model"],
     "version": lambda row: row["generation"],
     "state": lambda row: row["state"],
     "memory": lambda row: amount(sum(each["bytes"] for each in row["bookings"])),
-    "why it is still here": lambda row: row["whyHere"] or f"{row['code']}: {row['reason']}".removeprefix(": "),
+    "reason": lambda row: f"{row['code']}: {row['reason']}".removeprefix(": "),
 }
+"""What is on a server that does not drain."""
+
+HELD: Columns = {
+    **{title: column for title, column in ON.items() if title != "reason"},
+    "why it is still here": lambda row: row["whyHere"] or ON["reason"](row),
+}
+"""What is still on one that does."""
 
 
 def _runtime(info: Json) -> Iterator[str]:

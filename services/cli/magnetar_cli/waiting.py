@@ -44,6 +44,7 @@ def wait_for(log: Following, key: str, wanted: str, seconds: float) -> None:
         CommandError: it cannot come to be: the model failed for good.
     """
     began = time.monotonic()
+    short = key.removeprefix("default/")
 
     def so(state: State) -> bool:
         status = status_of(state, key)
@@ -52,7 +53,7 @@ def wait_for(log: Following, key: str, wanted: str, seconds: float) -> None:
         if status.state == wanted:
             return True
         if status.state is ModelState.FAILED and not status.retriable and wanted != TERMINATED:
-            raise CommandError(f"{key} failed, {status.code}: {status.reason}", hint=f"magnetar model history {key}")
+            raise CommandError(f"{key} failed, {status.code}: {status.reason}", hint=f"magnetar model status {short}")
         return False
 
     with STDERR.status(f"waiting for {key} to be {wanted}") as spinner:
@@ -63,7 +64,7 @@ def wait_for(log: Following, key: str, wanted: str, seconds: float) -> None:
         reached = log.wait(so, seconds, look)
     if not reached:
         now = described(status_of(log.state, key), key)
-        raise TimedOut(f"{key} was not {wanted} within {seconds:g} s; {now}", f"magnetar model status {key}")
+        raise TimedOut(f"{key} was not {wanted} within {seconds:g} s; {now}", f"magnetar model status {short}")
 
 
 def status_of(state: State, key: str) -> ModelStatus | None:

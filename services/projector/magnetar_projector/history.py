@@ -111,15 +111,6 @@ def _change(
     return Change(entry.position, entry.wall, kind, generation, *asked, differences)
 
 
-def who(actor: str, authtype: str, authverified: str, publisher: str) -> str:
-    """Return who asked, in words that tell a verified name from a claim, whatever the claim says."""
-    if authverified == "signature":
-        return f"{actor} (signed)"
-    if authverified == "gateway":
-        return f"{actor} via {publisher} (signed)"
-    return f"unverified {actor or f'{authtype} actor'}"
-
-
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Difference, ...]:
     """Return which fields differ, in order of name; nested ones are named with dots."""
     old, new = _flat(before), _flat(after)

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from magnetar_common.actors import who
 from magnetar_common.amounts import amount
 from magnetar_common.state import State
 from magnetar_events import facts as f
 from magnetar_events.facts import Fact
-from magnetar_projector.history import who
 
 _OF_A_WHOLE_SERVER = (
     f.ServerUpdated,
@@ -145,8 +145,9 @@ def _model_scaled(fact: f.ModelScaled) -> str:
 
 
 def _model_frozen(fact: f.ModelFrozen) -> str:
-    who = f" by {fact.actor}" if fact.actor else ""
-    return f"{fact.model} is frozen{who}, nothing of it is changed until it is unfrozen{_because(fact.reason)}"
+    return (
+        f"{fact.model} is frozen by {fact.actor}, nothing of it is changed until it is unfrozen{_because(fact.reason)}"
+    )
 
 
 def _model_unfrozen(fact: f.ModelUnfrozen) -> str:

@@ -162,6 +162,8 @@ class _Past:
 def between(versions: Iterable[VersionPast], one: int, other: int) -> tuple[Difference, ...]:
     """Return in what two versions differ: their specifications, and ``artifact`` if their artifacts do.
 
+    How many replicas are wanted is no part of a version.
+
     Raises:
         NoSuchVersion: one of them never was.
     """
@@ -174,8 +176,12 @@ def between(versions: Iterable[VersionPast], one: int, other: int) -> tuple[Diff
     return compare(before, after)
 
 
+_NO_PART = ("artifactDigest", "replicas")
+"""Of a specification, what two versions are not compared in."""
+
+
 def _whole(version: VersionPast) -> dict[str, Any]:
-    spec = {name: value for name, value in version.spec.items() if name != "artifactDigest"}
+    spec = {name: value for name, value in version.spec.items() if name not in _NO_PART}
     return {**spec, "artifact": version.digest}
 
 

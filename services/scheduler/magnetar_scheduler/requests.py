@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from magnetar_common.actors import who
 from magnetar_common.state import Model, Server, request_name
 from magnetar_common.status import frozen_because
 from magnetar_events import facts as f
@@ -249,8 +250,9 @@ def _as_many(spec: ModelSpec, replicas: int) -> ModelSpec:
 def _freeze(draft: Draft, event: ModelEvent, author: Author, wish: FreezeModel) -> None:
     model = _known(draft, wish.subject)
     _accept(draft, event, author, model.generation)
-    if not model.frozen or (model.frozen_by, model.frozen_reason) != (author.actor, event.reason):
-        draft.emit(f.ModelFrozen(model.key, author.actor, event.reason))
+    by = who(author.actor, author.authtype, author.authverified, author.publisher)
+    if not model.frozen or (event.reason and (model.frozen_by, model.frozen_reason) != (by, event.reason)):
+        draft.emit(f.ModelFrozen(model.key, by, event.reason))
 
 
 def _unfreeze(draft: Draft, event: ModelEvent, author: Author, wish: UnfreezeModel) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, get_args
 import typer
 
 from magnetar_cli.connection import Following, following
-from magnetar_cli.exit_codes import Misused
+from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import Columns, Format, Json, Output, line, show
 from magnetar_common.log import LogRecord
 from magnetar_common.render import canonical, fact_to_dict
@@ -19,11 +19,15 @@ app = typer.Typer(help="The log: what became so, when, and why.")
 KINDS = tuple(sorted(fact.__name__ for fact in get_args(Fact)))
 """Kinds of fact."""
 
+_OF_A_SERVER = 2
+"""Slashes in the key of a server."""
+
 Subject = Annotated[
     str,
     typer.Option(
         "--subject",
-        help="Only the story of this model (tenant/name), server (cluster/server/replica) or tenant (tenant:name).",
+        help="Only the story of this model (name or tenant/name), server (name, name/replica or cluster/name/replica) or "
+        "tenant (tenant:name).",
     ),
 ]
 Kind = Annotated[list[str] | None, typer.Option("--kind", help="Only facts of this kind; may be repeated.")]
@@ -44,7 +48,8 @@ def log(
         return
     wanted = _kinds(kind or [])
     skipped: Callable[[LogRecord], bool] = until(parse_place(after)) if after else lambda _: False
-    about = subject if not subject or "/" in subject or ":" in subject else f"default/{subject}"
+    with following() as state:
+        about = _meant(state, subject, ever=follow)
     with following() as state:
         rows = _rows(state, skipped, about, wanted, ever=follow)
         if not follow:
@@ -73,6 +78,39 @@ _LINES: Columns = {
     "time": lambda row: row["time"],
     "what": lambda row: row["text"],
 }
+
+
+def _meant(state: Following, name: str, *, ever: bool) -> str:
+    if not name:
+        return ""
+    known: set[str] = set()
+    for record in state.records():
+        for fact in record.entry.facts:
+            known.update(concerns(state.state, fact))
+    found = subject_named(name, known, state.state.cluster)
+    if not found and not ever:
+        raise NotFound(f"{name} is nowhere in the log", "magnetar model list; magnetar server list")
+    return found or (name if "/" in name or ":" in name else f"default/{name}")
+
+
+def subject_named(name: str, known: set[str], cluster: str) -> str:
+    """Return which subject of the log is meant; empty if none is.
+
+    Args:
+        name: whole, or a model of the default tenant, or a server as ``magnetar server show`` takes it.
+        known: every subject of the log.
+        cluster: whose log it is.
+
+    Raises:
+        Misused: there are several servers of that name.
+    """
+    for whole in (name, f"default/{name}", f"{cluster}/{name}" if "/" in name else ""):
+        if whole in known:
+            return whole
+    servers = sorted(key for key in known if key.count("/") == _OF_A_SERVER and key.split("/")[1] == name)
+    if len(servers) > 1:
+        raise Misused(f"there are {len(servers)} servers {name}: {', '.join(servers[:10])}", "name one of them")
+    return servers[0] if servers else ""
 
 
 def _told(row: Json) -> str:

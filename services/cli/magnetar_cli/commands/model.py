@@ -1,6 +1,7 @@
 """``magnetar model …``."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,17 +12,19 @@ import typer
 from magnetar_cli import manifests, shown
 from magnetar_cli.asking import Generation, Reason, Seconds, Wait, answered, asking, send
 from magnetar_cli.commands.apply import File
-from magnetar_cli.connection import connected, following
+from magnetar_cli.connection import Following, connected, following
 from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import Columns, Format, Json, Output, note, put, show, table, write
 from magnetar_cli.waiting import TERMINATED, parse_state, wait_for
+from magnetar_common.actors import who
 from magnetar_common.client import Handle, Magnetar, Outcome
 from magnetar_common.errors import BusUnavailable
 from magnetar_common.inference import InferenceClient, Routes
 from magnetar_common.log import LogRecord
 from magnetar_common.render import plain
+from magnetar_common.status import frozen_because
 from magnetar_events.requests import DeployModel
-from magnetar_projector.history import history_of, who
+from magnetar_projector.history import history_of
 from magnetar_projector.places import time_of
 from magnetar_projector.versions import NoSuchVersion, between, versions_of
 from magnetar_projector.versions import shown as past
@@ -32,6 +35,7 @@ Named = Annotated[str, typer.Argument(metavar="NAME", help="name, or tenant/name
 
 DEFAULT_TENANT = "default"
 _ROUTES_S = 10.0
+_DIGEST = re.compile("[0-9a-f]{64}")
 _EXAMPLE = """for example '{"inputs": [...]}', or @request.json"""
 
 
@@ -74,8 +78,7 @@ def unload(
     _change(key, lambda m: m.undeploy(bare, tenant=tenant, reason=reason, expected_generation=expected))
     note(f"{key} is no longer wanted")
     if wait:
-        with following() as log:
-            wait_for(log, key, TERMINATED, timeout)
+        _reached(key, TERMINATED, timeout)
 
 
 @app.command()
@@ -94,10 +97,9 @@ def scale(
     wanted = parse_state(wait) if wait else ""
     tenant, _, bare = key.partition("/")
     _change(key, lambda m: m.scale(bare, replicas, tenant=tenant, now=now, reason=reason, expected_generation=expected))
-    note(f"{key} is to have {replicas} replicas")
+    note(f"{key} is to have {replicas} {'replica' if replicas == 1 else 'replicas'}")
     if wanted:
-        with following() as log:
-            wait_for(log, key, wanted, timeout)
+        _reached(key, wanted, timeout)
 
 
 @app.command()
@@ -118,8 +120,7 @@ def rollback(
     as_new = f", as version {outcome.generation}" if outcome.generation != to else ""
     note(f"{key} is to be as in version {to} again{as_new}")
     if wanted:
-        with following() as log:
-            wait_for(log, key, wanted, timeout)
+        _reached(key, wanted, timeout)
 
 
 @app.command()
@@ -127,8 +128,11 @@ def freeze(name: Named, *, reason: Reason = "") -> None:
     """Let nothing of a model be changed until it is unfrozen: whoever asks for it is refused, with the reason."""
     key = key_of(name)
     tenant, _, bare = key.partition("/")
-    _change(key, lambda m: m.freeze(bare, tenant=tenant, reason=reason))
-    note(f"{key} is frozen")
+    with following() as log:
+        before = _frozen(log, key)
+        _change(key, lambda m: m.freeze(bare, tenant=tenant, reason=reason))
+        already = before and before == _frozen(log, key)
+    note(f"{key} was frozen already {before.removeprefix('frozen ')}" if already else f"{key} is frozen")
 
 
 @app.command()
@@ -136,8 +140,15 @@ def unfreeze(name: Named, *, reason: Reason = "") -> None:
     """Let a frozen model be changed again; what it missed meanwhile is done now."""
     key = key_of(name)
     tenant, _, bare = key.partition("/")
+    with following() as log:
+        before = _frozen(log, key)
     _change(key, lambda m: m.unfreeze(bare, tenant=tenant, reason=reason))
-    note(f"{key} is no longer frozen")
+    note(f"{key} is no longer frozen" if before else f"{key} was not frozen")
+
+
+def _frozen(log: Following, key: str) -> str:
+    model = log.catch_up().models.get(key)
+    return frozen_because(model) if model is not None else ""
 
 
 @app.command("list")
@@ -237,11 +248,17 @@ def _records(key: str) -> list[LogRecord]:
 
 
 def _before(row: Json) -> Any:
-    return "-" if row["before"] is None else row["before"]
+    return _side(row["before"])
 
 
 def _after(row: Json) -> Any:
-    return "-" if row["after"] is None else row["after"]
+    return _side(row["after"])
+
+
+def _side(value: Any) -> Any:
+    if value is None or value in ("", []):
+        return "-"
+    return value[:12] if isinstance(value, str) and _DIGEST.fullmatch(value) else value
 
 
 _HISTORY: Columns = {
@@ -252,7 +269,7 @@ _HISTORY: Columns = {
     "who": lambda row: _asked(row) if row["request"] else "-",
     "source": lambda row: row["source"],
     "reason": lambda row: row["reason"],
-    "changes": lambda row: "; ".join(f"{d['field']}: {d['before']} → {d['after']}" for d in row["differences"]),
+    "changes": lambda row: "; ".join(f"{d['field']}: {_before(d)} → {_after(d)}" for d in row["differences"]),
 }
 
 
@@ -269,6 +286,13 @@ _VERSIONS: Columns = {
     "rollback of": lambda row: row["rollbackOf"] or "-",
     "outcome": lambda row: f"{row['outcome']}, {row['code']}: {row['message']}" if row["code"] else row["outcome"],
 }
+
+
+def _reached(key: str, wanted: str, seconds: float) -> None:
+    """Wait until a model is in a state, and say so; errors as for :func:`wait_for`."""
+    with following() as log:
+        wait_for(log, key, wanted, seconds)
+    note(f"{key} is {wanted}")
 
 
 def _change(key: str, ask: Callable[[Magnetar], Handle]) -> Outcome:

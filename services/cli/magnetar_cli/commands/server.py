@@ -9,9 +9,12 @@ from magnetar_cli import shown
 from magnetar_cli.asking import Reason, Seconds, answered, asking
 from magnetar_cli.connection import connected, following
 from magnetar_cli.draining import key_of, server_of, wait_drained
-from magnetar_cli.output import Format, Output, note, put, show, table, write
+from magnetar_cli.output import Format, Json, Output, note, put, show, table, write
+from magnetar_common.actors import who
 from magnetar_common.client import Handle, Magnetar
-from magnetar_events.requests import DRAIN_MS, LONGEST_DRAIN_MS
+from magnetar_events.facts import RequestAccepted
+from magnetar_events.requests import DRAIN_MS, LONGEST_DRAIN_MS, CordonServer, DrainServer
+from magnetar_projector.places import time_of
 
 app = typer.Typer(
     help="Inference servers with their agents, as the log knows them: see them, cordon and drain them.",
@@ -19,6 +22,9 @@ app = typer.Typer(
 )
 
 Named = Annotated[str, typer.Argument(metavar="NAME", help="name, name/replica, or cluster/name/replica")]
+
+_ORDERS = frozenset(kind.__name__ for kind in (CordonServer, DrainServer))
+"""Requests that a server's order comes from."""
 
 _AFTER_S = 10.0
 """What is said at a drain's deadline is heard within this time (seconds)."""
@@ -35,16 +41,33 @@ def list_(*, output: Output = Format.TABLE) -> None:
 def show_(name: Named, *, output: Output = Format.TABLE) -> None:
     """Show one server with what is on it; of one that drains, why each model is still there."""
     with following() as log:
-        state = log.catch_up()
-        row = shown.server_row(state, server_of(state, key_of(state, name)))
+        orders = {
+            (record.entry.position, fact.subject): (record.entry.wall, fact)
+            for record in log.records()
+            for fact in record.entry.facts
+            if isinstance(fact, RequestAccepted) and fact.kind in _ORDERS
+        }
+        row = shown.server_row(log.state, server_of(log.state, key_of(log.state, name)))
+    order = row["order"]
+    asked = orders.get((order["position"], row["key"])) if order else None
+    if asked:
+        wall, request = asked
+        by = who(request.actor, request.authtype, request.authverified, request.publisher)
+        row["order"] = {**order, "who": by, "time": time_of(wall)}
     if output is not Format.TABLE:
         write(row, output)
         return
     put(table([row], shown.SERVERS))
     if row["order"]:
-        put("", f"ordered at position {row['order']['position']}: {row['order']['reason'] or 'no reason was given'}")
+        put("", _told(row["order"]))
     if row["replicas"]:
-        put("", table(row["replicas"], shown.HELD, "models"))
+        put("", table(row["replicas"], shown.HELD if row["modelsLeft"] else shown.ON, "models"))
+
+
+def _told(order: Json) -> str:
+    by = f" by {order['who']}, {order['time']}" if "who" in order else ""
+    what = "drained" if order["drain"] else "cordoned"
+    return f"{what}{by}, at position {order['position']}: {order['reason'] or 'no reason was given'}"
 
 
 @app.command()
