@@ -19,7 +19,7 @@ from magnetar_common.errors import LogFork, LogHole, LogTooNew
 from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host, rebook
 from magnetar_common.memory_folds import MEMORY_FOLDS, forget_returns, level_off, rearm
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
-from magnetar_common.quotas import NOTHING, count, held
+from magnetar_common.quotas import NOTHING, count, held, taken
 from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, request_name
 from magnetar_common.transitions import ARRIVING, R
 from magnetar_events import facts as f
@@ -149,7 +149,8 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
         return
     key = (fact.generation, fact.server)
     before = model.replicas.get(key)
-    held_before = held(before)
+    counted = before is not None and before.state is not R.LOST
+    bookings = before.bookings if before is not None and counted else ()
     arriving = before is not None and before.state in ARRIVING
     if not MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
         state.illegal += 1
@@ -169,7 +170,8 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
             _load_ended(state)
         if after is not None and after.state is R.LOADED:
             level_off(state, server, after.bookings)
-    count(state, fact.model, held_before, held(after))
+    if after is None or after.bookings is not bookings or (after.state is not R.LOST) != counted:
+        count(state, fact.model, taken(bookings) if counted else NOTHING, held(after))
     index_replica(state, ReplicaKey(fact.model, *key), after)
     state.touched[fact.model] = None
 

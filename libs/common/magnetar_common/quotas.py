@@ -14,7 +14,7 @@ from magnetar_common.transitions import R
 
 if TYPE_CHECKING:
     from magnetar_common.state import Model, Replica, State, Version
-    from magnetar_events.facts import PlacementRefused
+    from magnetar_events.facts import Booking, PlacementRefused
     from magnetar_events.models import ModelSpec
     from magnetar_events.tenants import Tenant
 
@@ -110,8 +110,7 @@ class Quotas:
             self._noted[key] = now
         tenant = tenant_of(key)
         if now.wanted != before.wanted:
-            _add(self.wanted, tenant, now.wanted, +1)
-            _add(self.wanted, tenant, before.wanted, -1)
+            _add(self.wanted, tenant, minus(now.wanted, before.wanted))
         if now.needs:
             self.needs.setdefault(tenant, {})[key] = now.needs
         elif before.needs:
@@ -154,9 +153,12 @@ def minus(one: Amount, other: Amount) -> Amount:
 
 def held(replica: Replica | None) -> Amount:
     """Return what a replica counts for; nothing if it is lost, or None."""
-    if replica is None or replica.state is R.LOST:
-        return NOTHING
-    return Amount(1, sum(booking.bytes for booking in replica.bookings))
+    return NOTHING if replica is None or replica.state is R.LOST else taken(replica.bookings)
+
+
+def taken(bookings: tuple[Booking, ...]) -> Amount:
+    """Return what a replica with these bookings counts for."""
+    return Amount(1, bookings[0].bytes if len(bookings) == 1 else sum(booking.bytes for booking in bookings))
 
 
 def below_floor(tenant: Tenant | None, used: Amount) -> bool:
@@ -181,13 +183,13 @@ def count(state: State, model: str, before: Amount, now: Amount) -> None:
         return
     name = tenant_of(model)
     used, tenant = state.quotas.use(name), state.tenants.get(name)
-    _add(state.quotas.used, name, minus(now, before), +1)
+    _add(state.quotas.used, name, minus(now, before))
     if tenant is not None and (now < before or below_floor(tenant, used) > below_floor(tenant, state.quotas.use(name))):
         state.room += 1
 
 
-def _add(books: dict[str, Amount], tenant: str, amount: Amount, sign: int) -> None:
-    total = plus(books.get(tenant, NOTHING), times(amount, sign))
+def _add(books: dict[str, Amount], tenant: str, amount: Amount) -> None:
+    total = plus(books.get(tenant, NOTHING), amount)
     if total == NOTHING:
         books.pop(tenant, None)
     else:
@@ -196,7 +198,10 @@ def _add(books: dict[str, Amount], tenant: str, amount: Amount, sign: int) -> No
 
 def _note_of(model: Model, *, pending: bool) -> _Noted:
     target = model.versions.get(model.generation)
-    wanted = NOTHING if target is None or model.deleted else times(cost(target.spec, target.size), target.wanted)
+    if target is None or model.deleted or not target.wanted:
+        wanted = NOTHING
+    else:
+        wanted = Amount(target.wanted, target.wanted * (target.spec.devices or 1) * target.size)
     if not pending or model.deleted:
         return _Noted(wanted, (), ()) if wanted != NOTHING else _NOT_NOTED
     waiting = [model.versions[generation] for generation in model.kept() if model.missing(generation)]
