@@ -251,7 +251,15 @@ class Checker:
                 self._within_quota(fact, where)
             for model in self._touches(fact):
                 self._changed[model] = entry.position
+            if isinstance(fact, (f.ReplicaChanged, f.ReplicaAdopted)):
+                self._alive(fact, where)
         self.folded()
+
+    def _alive(self, fact: f.ReplicaChanged | f.ReplicaAdopted, where: str) -> None:
+        server, model = self.state.servers.get(fact.server), self.state.models.get(fact.model)
+        replica = model.replicas.get((fact.generation, fact.server)) if model else None
+        if server is not None and server.lost and replica is not None and replica.state in (R.LOADED, R.AVAILABLE):
+            self.fail("what a lost server holds is lost", f"{where}: {fact}")
 
     def _placed(self, entry: Entry, where: str) -> None:
         closed = {fact.server for fact in entry.facts if isinstance(fact, (f.ServerCordoned, f.ServerDraining))}
