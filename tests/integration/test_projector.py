@@ -450,7 +450,7 @@ def test_it_tells_what_happened(service: httpx.Client) -> None:
     versions = service.get("/v1/models/default/iris/versions").json()["versions"]
     assert [(each["generation"], each["outcome"]) for each in versions] == [(1, "Served"), (2, "Serving")]
     differences = service.get("/v1/models/default/iris/diff", params={"a": 1, "b": 2}).json()["differences"]
-    assert {each["field"] for each in differences} == {"storageUri", "labels.team", "artifact", "replicas"}
+    assert {each["field"] for each in differences} == {"storageUri", "labels.team", "artifact"}
     story = service.get("/v1/models/default/iris/story", params={"from": 6, "to": 6}).json()["story"]
     assert story[-1]["text"] == "default/iris v1 on local/a/0: Loaded → Available"
     assert service.get("/v1/servers/local/b/0/story").json()["story"][-1]["kind"] == "ServerForgotten"
