@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import sortedcontainers  # pyright: ignore[reportMissingTypeStubs]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
     from magnetar_common.state import Server, State
     from magnetar_events.records import Device, ServerInfo
@@ -46,6 +46,25 @@ class Pool(NamedTuple):
 def _class_of(info: ServerInfo) -> ServerClass:
     gpu_types = frozenset(device.gpu_type for device in info.devices if device.kind != "cpu")
     return ServerClass(info.runtime.kind, frozenset(info.capabilities), gpu_types)
+
+
+def suited_devices(server: Server, count: int, gpu_types: Container[str]) -> list[Device]:
+    """Return the devices that a replica which spans so many accelerators (0 = host memory) may take, whatever is free.
+
+    One that cannot be read is none, and a GPU split into MIG instances neither. No ``gpu_types`` = any.
+    """
+    if not count:
+        host = server.devices.get(HOST_MEMORY)
+        return [host] if host is not None and not host.error else []
+    parents = {device.parent for device in server.devices.values() if device.parent}
+    return [
+        device
+        for device in server.devices.values()
+        if device.kind != "cpu"
+        and not device.error
+        and device.uuid not in parents
+        and (not gpu_types or device.gpu_type in gpu_types)
+    ]
 
 
 def room_on(state: State, server: Server, device: Device, free: int | None = None) -> int:

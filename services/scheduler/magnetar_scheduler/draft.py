@@ -308,9 +308,8 @@ def _size_of(fact: f.Fact) -> int:
         size += sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(place) for place in fact.places)
     if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaBooked, f.MemoryAwaited, f.MemoryLeaked)):
         each = sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(booking.device) for booking in fact.bookings)
-        size += (
-            3 * each if isinstance(fact, f.MemoryAwaited) else each
-        )  # it has what is expected and what was there, too
+        # What is awaited is told three times: what stays reserved, what is expected, and what was free before.
+        size += 3 * each if isinstance(fact, f.MemoryAwaited) else each
     if isinstance(fact, f.ServerDrained):
         size += sum(_FACT_BYTES + _BYTES_A_CHARACTER * len(left.reason) for left in fact.left)
     if isinstance(fact, f.ReplicasPreempted):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from magnetar_common.amounts import amount
-from magnetar_common.fleet import HOST_MEMORY
+from magnetar_common.fleet import suited_devices
 from magnetar_common.quotas import TENANT_FLOOR, Amount, Need, cost, minus, plus, tenant_of, times
 from magnetar_common.state import Model, Server, Version
 from magnetar_events import facts as f
@@ -163,21 +163,8 @@ def _takes_from(server: Server, spec: ModelSpec, need: Need) -> bool:
     whole = 100 + info.over_commit_percent
     if 0 < info.memory_bytes * whole // 100 < max(1, need.devices) * need.memory:
         return False
-    parents = {device.parent for device in server.devices.values() if device.parent}
-    fitting = sum(
-        device.total * whole // 100 >= need.memory
-        for device in server.devices.values()
-        if not device.error
-        and (
-            (
-                device.kind != "cpu"
-                and device.uuid not in parents
-                and device.gpu_type in (need.gpu_types or (device.gpu_type,))
-            )
-            if need.devices
-            else device.uuid == HOST_MEMORY
-        )
-    )
+    suited = suited_devices(server, need.devices, need.gpu_types)
+    fitting = sum(device.total * whole // 100 >= need.memory for device in suited)
     return fitting >= max(1, need.devices)
 
 
