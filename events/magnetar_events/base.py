@@ -25,6 +25,7 @@ _MEMORY_UNITS = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+_UNPRINTABLE = "control characters are not allowed"
 _MAX_LONG = 2**53 - 1  # exact in JSON as well as in an Avro long
 
 
@@ -59,11 +60,14 @@ def parse_memory(value: object) -> object:
 
 def _printable(value: str) -> str:
     if not value.isprintable():
-        raise ValueError("control characters are not allowed")
+        raise ValueError(_UNPRINTABLE)
     return value
 
 
 def _open(value: str) -> str:
+    """Let a printable text pass that may be kept: one function for both, as nearly every field of every input passes it."""
+    if not value.isprintable():
+        raise ValueError(_UNPRINTABLE)
     if holds_credential(value):
         raise PydanticCustomError("credential_in_text", "this looks like a credential, and the log keeps it for ever")
     return value
@@ -81,13 +85,13 @@ Name = Annotated[str, Field(pattern=_NAME), AfterValidator(_name)]
 OptionalName = Annotated[str, Field(pattern=rf"{_NAME[:-1]}$|^$"), AfterValidator(_name)]
 """A name, or empty for "none"."""
 
-Text = Annotated[str, Field(max_length=1024), AfterValidator(_printable), AfterValidator(_open)]
+Text = Annotated[str, Field(max_length=1024), AfterValidator(_open)]
 """A line of free text for people. One that holds a credential is refused."""
 
 Told = Annotated[str, Field(max_length=1024), AfterValidator(_printable), AfterValidator(redacted)]
 """What some other software said, as a line for people. A credential in it is taken out: the news is worth more."""
 
-Identifier = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable), AfterValidator(_open)]
+Identifier = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_open)]
 """An opaque identifier."""
 
 Count = Annotated[int, Field(ge=0, le=_MAX_LONG)]
@@ -99,7 +103,7 @@ Memory = Annotated[int, BeforeValidator(parse_memory), Field(ge=0, le=_MAX_LONG)
 Millis = Annotated[int, Field(ge=0, le=_MAX_LONG)]
 """A point in time (milliseconds since the epoch) or a duration in milliseconds."""
 
-_Label = Annotated[str, Field(max_length=128), AfterValidator(_printable), AfterValidator(_open)]
+_Label = Annotated[str, Field(max_length=128), AfterValidator(_open)]
 
 Labels = Annotated[dict[_Label, Text], Field(max_length=64)]
 """Free key-value pairs, of which the same holds as of other text."""

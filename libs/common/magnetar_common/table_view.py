@@ -31,6 +31,10 @@ SWEEP_S = 60.0
 POLL_S = 0.2
 """Seconds that a read may wait: how soon the view notices that it is to close or to begin a pass."""
 
+LOOK_S = 0.05
+"""While messages come, it is asked this often (seconds) whether one is there already: to hear that none is takes the client
+longer than to hand one out."""
+
 BUSY_S = 1.0
 """Seconds without having seen the end of what is there, after which the view no longer counts as caught up."""
 
@@ -282,15 +286,18 @@ class TableView(Generic[T]):
     def _follow(self, reader: Reader) -> None:
         until = time.monotonic() + self._sweep_s * random.uniform(0.9, 1.1)  # noqa: S311
         drained = now = time.monotonic()
+        looked = 0.0
         while now < until and not self._closing.is_set() and not self._resync.is_set():
-            message = reader.read(0)
+            looks = now - looked >= LOOK_S
+            message = reader.read(0 if looks else POLL_S)
+            looked = now if looks else looked
             if message is None:
                 drained = now
                 if reader.is_connected:
                     self._caught_up()
                 else:
                     self._behind()
-                message = reader.read(POLL_S)
+                message = reader.read(POLL_S) if looks else None
                 if message is None:
                     self._progress.examine(reader)
             now = time.monotonic()

@@ -52,6 +52,17 @@ LAST_MS = 2_000
 _log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 
+_own_pid = os.getpid()
+"""Ours: to ask the system for each message takes longer than to make one."""
+
+
+def _forked() -> None:
+    global _own_pid  # noqa: PLW0603 - one a process, as the number itself
+    _own_pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 class _AvroBytes(BytesSchema):
     """Registers an Avro schema with the topic; the bytes pass as they are (fastavro has made them)."""
@@ -68,7 +79,7 @@ class PulsarBus:
         self.kind = "pulsar" if settings.admin_url else "embedded"
         self.fences = self.kind == "pulsar"
         self._settings = settings
-        self._pid = os.getpid()
+        self._pid = _own_pid
         self._cluster_id = ""
         self._locks: list[TopicLock] = []
         if settings.url.startswith("pulsar+ssl"):
@@ -206,7 +217,7 @@ class PulsarBus:
 
     def close(self) -> None:
         """Close everything that was opened from here; nothing in a forked child, as the connection is its parent's."""
-        if os.getpid() != self._pid:
+        if self._pid != _own_pid:
             return
         _close(self._client, "client")
         for lock in self._locks:
@@ -247,13 +258,13 @@ class PulsarProducer:
         self._timeout_s = timeout_s
         self._lock = lock
         self._retries = retries
-        self._pid = os.getpid()
+        self._pid = _own_pid
         self._closed = False
 
     @property
     def is_connected(self) -> bool:
         """Whether the broker is reached right now."""
-        return not self._closed and self._pid == os.getpid() and bool(self._native.is_connected())
+        return not self._closed and self._pid == _own_pid and bool(self._native.is_connected())
 
     def send(self, payload: bytes, *, key: str = "", properties: Mapping[str, str] | None = None) -> MessageId:
         """Store one message and return its place; see :class:`magnetar_common.bus.base.Producer`.
@@ -311,7 +322,7 @@ class PulsarProducer:
 
     def close(self) -> None:
         """Release the topic; nothing in a forked child: it is its parent's."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or self._pid != _own_pid:
             return
         self._closed = True
         _close(self._native, f"producer on {self.topic}")
@@ -327,13 +338,13 @@ class PulsarReader:
         self._native: Any = native
         self._after = EARLIEST if after == LATEST else after
         self._embedded = embedded
-        self._pid = os.getpid()
+        self._pid = _own_pid
         self._closed = False
 
     @property
     def is_connected(self) -> bool:
         """Whether the broker is reached right now."""
-        return not self._closed and self._pid == os.getpid() and bool(self._native.is_connected())
+        return not self._closed and self._pid == _own_pid and bool(self._native.is_connected())
 
     def read(self, timeout: float) -> Message | None:
         """Return the next message, or None; see :class:`magnetar_common.bus.base.Reader`."""
@@ -367,7 +378,7 @@ class PulsarReader:
 
     def close(self) -> None:
         """Stop reading; nothing in a forked child: it is its parent's."""
-        if self._closed or os.getpid() != self._pid:
+        if self._closed or self._pid != _own_pid:
             return
         self._closed = True
         _close(self._native, f"reader on {self.topic}")
@@ -379,7 +390,7 @@ class PulsarAnchor:
     def __init__(self, native: pulsar.Consumer | None, topic: str) -> None:
         self._native: Any = native
         self._topic = topic
-        self._pid = os.getpid()
+        self._pid = _own_pid
 
     def advance(self, to: MessageId) -> None:
         """Let go of everything before `to`'s entry (a whole entry at a time: one message of a batch keeps it)."""
@@ -399,7 +410,7 @@ class PulsarAnchor:
     def close(self) -> None:
         """Close the connection; the subscription stays."""
         native, self._native = self._native, None
-        if native is not None and os.getpid() == self._pid:
+        if native is not None and self._pid == _own_pid:
             _close(native, f"subscription on {self._topic}")
 
 
@@ -437,9 +448,9 @@ def _refuse_fork(pid: int, what: str) -> None:
     Raises:
         BusRefused: we are not.
     """
-    if os.getpid() != pid:
+    if pid != _own_pid:
         raise BusRefused(
-            f"{what}: this bus was connected by process {pid} and cannot be used by {os.getpid()}, forked from it: "
+            f"{what}: this bus was connected by process {pid} and cannot be used by {_own_pid}, forked from it: "
             "connect after the fork"
         )
 
