@@ -6,7 +6,7 @@ from magnetar_events import ENTRY
 from magnetar_events import facts as f
 from magnetar_events import reports as r
 from magnetar_events.entry import MAX_ENTRY_BYTES
-from magnetar_scheduler.draft import _size_of
+from magnetar_scheduler.budget import size_of
 from tests.support.logs import busy_world, drained_world, entry
 from tests.support.world import MIB, World, spec
 
@@ -48,7 +48,7 @@ def test_no_fact_is_larger_than_a_draft_takes_it_for() -> None:
     for fact in facts:
         if isinstance(fact, (f.ServerJoined, f.ServerReturned, f.ServerUpdated, f.ModelWanted, f.PolicySet)):
             continue  # one of them to an entry, as large as its input
-        assert len(ENTRY.encode(entry(0, fact))) - empty <= _size_of(fact), fact
+        assert len(ENTRY.encode(entry(0, fact))) - empty <= size_of(fact), fact
 
 
 def test_failures_that_are_told_at_length_fit_into_entries() -> None:

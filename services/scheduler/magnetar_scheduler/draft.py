@@ -9,11 +9,11 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import fields
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from magnetar_common.evolve import DRAINS
 from magnetar_common.memory import AwaitedKey
-from magnetar_common.model_folds import fold_model
+from magnetar_common.model_folds import MODEL_FOLDS, fold_model
 from magnetar_common.quotas import (
     NOTHING,
     Amount,
@@ -31,20 +31,7 @@ from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Ver
 from magnetar_common.transitions import ARRIVING, STATES, R
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
-
-BUDGET = 250_000
-"""Estimated bytes of facts after which a draft is full.
-
-What is begun is ended: a model of 1,000 replicas may add as much as 700,000 for names of full length. Both together stay
-below the 1 MiB of an entry.
-"""
-
-_OF_MEMORY = (f.MemoryAwaited, f.MemoryReturned, f.MemoryLeaked)
-
-_FACT_BYTES = 300
-_CANDIDATE_BYTES = 20
-_BYTES_A_CHARACTER = 4
-
+from magnetar_scheduler.budget import BUDGET, size_of
 
 _T = TypeVar("_T", Model, Version, Replica)
 
@@ -166,54 +153,10 @@ class Draft:
     def emit(self, fact: f.Fact) -> None:
         """Decide a fact."""
         self.facts.append(fact)
-        self._size += _size_of(fact)
-        if isinstance(fact, _OF_MEMORY):
-            self._give_back(fact)
-            return  # of a replica that is gone: nothing of its model changes
-        key = getattr(fact, "model", None)
-        if key is None:
-            return
-        model = self.model(key)
-        if isinstance(fact, f.ModelRemoved):
-            self._models[key] = None  # gone for the rest of this decision, whatever the state still says
-            return
-        if model is None:
-            model = self._models[key] = Model(key, deleted=isinstance(fact, f.ReplicaAdopted))
-        if isinstance(fact, f.ReplicaChanged):
-            self._count(model, fact)
-        if isinstance(fact, f.ReplicaBooked):
-            self._hold(fact.server, model.replicas[fact.generation, fact.server].bookings, -1)
-            self._hold(fact.server, fact.bookings, +1)
-        if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaChanged, f.ReplicaBooked)):
-            self._move(model, fact)
-        else:
-            fold_model(model, fact, self.state.position + 1, self.at)
-        if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted)):
-            server = self.state.servers[fact.server]
-            model.replicas[fact.generation, fact.server].draining = self.state.version >= DRAINS and server.draining
-            self._reserve(fact.server, fact.bookings, +1)
-        if isinstance(fact, f.ReplicaPlaced):
-            self.loading[fact.server] += 1
-        if isinstance(fact, f.ReplicasPreempted):
-            self.claims.setdefault(fact.server, []).append((key, fact.generation))
-        elif isinstance(fact, f.PlacementRefused) and not at_cap(model.versions[fact.generation]):
-            need = need_of(model, model.versions[fact.generation])
-            self.refused.setdefault(tenant_of(key), set()).add(need)
-
-    def _move(
-        self, model: Model, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.ReplicaChanged | f.ReplicaBooked
-    ) -> None:
-        """Fold a fact about a replica, and count it for its tenant."""
-        place = (fact.generation, fact.server)
-        before = held(model.replicas.get(place))
-        fold_model(model, fact, self.state.position + 1, self.at)
-        after = held(model.replicas.get(place))
-        if after != before:
-            self._use(model.key, minus(after, before))
-
-    def _use(self, model: str, amount: Amount) -> None:
-        tenant = tenant_of(model)
-        self.used[tenant] = plus(self.used.get(tenant, NOTHING), amount)
+        self._size += size_of(fact)
+        take = self._TAKE.get(type(fact))
+        if take is not None:
+            take(self, fact)
 
     def change(
         self,
@@ -242,14 +185,63 @@ class Draft:
             )
         )
 
-    def _count(self, model: Model, fact: f.ReplicaChanged) -> None:
-        before, after = STATES[fact.before], STATES[fact.after]
-        replica = model.replicas.get((fact.generation, fact.server))
-        if after is R.UNLOADED and replica is not None:
+    # --- what a fact does to the draft, by its kind -----------------------------------------------------------------
+
+    def _fold(self, fact: Any) -> Model:
+        model = self.model(fact.model)
+        if model is None:
+            model = self._models[fact.model] = Model(fact.model, deleted=type(fact) is f.ReplicaAdopted)
+        fold_model(model, fact, self.state.position + 1, self.at)
+        return model
+
+    def _on_removed(self, fact: f.ModelRemoved) -> None:
+        self._models[fact.model] = None  # gone for the rest of this decision, whatever the state still says
+
+    def _on_arrival(self, fact: f.ReplicaPlaced | f.ReplicaAdopted) -> None:
+        server = self.state.servers[fact.server]
+        replica = self._fold(fact).replicas[fact.generation, fact.server]
+        replica.draining = self.state.version >= DRAINS and server.draining
+        self._reserve(fact.server, fact.bookings, +1)
+        self._use(fact.model, held(replica))
+        if replica.state in ARRIVING:
+            self.loading[fact.server] += 1
+
+    def _on_changed(self, fact: f.ReplicaChanged) -> None:
+        key = ReplicaKey(fact.model, fact.generation, fact.server)
+        replica = self.replica(key)
+        counted = held(replica)
+        self._fold(fact)
+        after = self.replica(key)
+        if after is None and replica is not None:
             self._reserve(fact.server, replica.bookings, -1)
-        begun = (after in ARRIVING) - (before in ARRIVING)
+        begun = (STATES[fact.after] in ARRIVING) - (STATES[fact.before] in ARRIVING)
         if begun:
             self.loading[fact.server] += begun
+        self._use(fact.model, minus(held(after), counted))
+
+    def _on_booked(self, fact: f.ReplicaBooked) -> None:
+        replica = self.replica(ReplicaKey(fact.model, fact.generation, fact.server))
+        before = replica.bookings if replica is not None else ()
+        counted = held(replica)
+        self._fold(fact)
+        self._hold(fact.server, before, -1)
+        self._hold(fact.server, fact.bookings, +1)
+        self._use(fact.model, minus(held(self.replica(ReplicaKey(fact.model, fact.generation, fact.server))), counted))
+
+    def _on_preempted(self, fact: f.ReplicasPreempted) -> None:
+        self._fold(fact)
+        self.claims.setdefault(fact.server, []).append((fact.model, fact.generation))
+
+    def _on_refused(self, fact: f.PlacementRefused) -> None:
+        model = self._fold(fact)
+        version = model.versions[fact.generation]
+        if not at_cap(version):
+            self.refused.setdefault(tenant_of(model.key), set()).add(need_of(model, version))
+
+    def _use(self, model: str, amount: Amount) -> None:
+        if amount != NOTHING:
+            tenant = tenant_of(model)
+            self.used[tenant] = plus(self.used.get(tenant, NOTHING), amount)
 
     @contextmanager
     def without(self, replica: Replica) -> Generator[None]:
@@ -281,7 +273,7 @@ class Draft:
         self.placed[key] = self.placed.get(key, 0) + sign
         self._hold(key, bookings, sign)
 
-    def _give_back(self, fact: f.MemoryAwaited | f.MemoryReturned | f.MemoryLeaked) -> None:
+    def _on_memory(self, fact: f.MemoryAwaited | f.MemoryReturned | f.MemoryLeaked) -> None:
         server = self.state.servers[fact.server]
         key = AwaitedKey(fact.model, fact.generation, fact.position)
         known = server.awaited.get(key) or server.leaked.get(key)
@@ -298,23 +290,18 @@ class Draft:
             self.reserved[device] = self.reserved.get(device, 0) + sign * booking.bytes
             self.bytes[key] = self.bytes.get(key, 0) + sign * booking.bytes
 
-
-def _size_of(fact: f.Fact) -> int:
-    """Return about how many bytes of an entry a fact takes, rather too many than too few."""
-    size = _FACT_BYTES + _BYTES_A_CHARACTER * (len(getattr(fact, "reason", "")) + len(getattr(fact, "message", "")))
-    if isinstance(fact, (f.ReplicaPlaced, f.ReplicaChanged, f.ReplicaAdopted)):
-        size += len(fact.server)
-    if isinstance(fact, f.VersionFailed):
-        size += sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(place) for place in fact.places)
-    if isinstance(fact, (f.ReplicaPlaced, f.ReplicaAdopted, f.ReplicaBooked, f.MemoryAwaited, f.MemoryLeaked)):
-        each = sum(_CANDIDATE_BYTES + _BYTES_A_CHARACTER * len(booking.device) for booking in fact.bookings)
-        # What is awaited is told three times: what stays reserved, what is expected, and what was free before.
-        size += 3 * each if isinstance(fact, f.MemoryAwaited) else each
-    if isinstance(fact, f.ServerDrained):
-        size += sum(_FACT_BYTES + _BYTES_A_CHARACTER * len(left.reason) for left in fact.left)
-    if isinstance(fact, f.ReplicasPreempted):
-        size += sum(_CANDIDATE_BYTES + len(victim.model) for victim in fact.victims)
-    if isinstance(fact, (f.ReplicaPlaced, f.PlacementRefused)):
-        evidence = fact.best if isinstance(fact, f.ReplicaPlaced) else fact.examples
-        size += sum(_CANDIDATE_BYTES + len(candidate.server) for candidate in evidence)
-    return size
+    _TAKE: ClassVar[dict[type, Callable[[Any, Any], object]]] = {
+        **dict.fromkeys(MODEL_FOLDS, _fold),
+        f.ModelRemoved: _on_removed,
+        f.ReplicaPlaced: _on_arrival,
+        f.ReplicaAdopted: _on_arrival,
+        f.ReplicaChanged: _on_changed,
+        f.ReplicaBooked: _on_booked,
+        f.ReplicasPreempted: _on_preempted,
+        f.PlacementRefused: _on_refused,
+        # Of a replica that is gone: nothing of its model changes.
+        f.MemoryAwaited: _on_memory,
+        f.MemoryReturned: _on_memory,
+        f.MemoryLeaked: _on_memory,
+    }
+    """Kind of fact → what it does to a draft; the others are about nothing that a decision looks at again."""
