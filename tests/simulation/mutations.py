@@ -283,7 +283,17 @@ MUTATIONS: dict[str, tuple[Callable[[], AbstractContextManager[None]], frozenset
         unload_before_the_route_is_stored,
         frozenset({"no route to what is unloaded"}),
     ),
-    "no barrier": (no_barrier, frozenset({"the log never forks", "the log has no hole", "terms never go back"})),
+    "no barrier": (
+        no_barrier,
+        frozenset(
+            {
+                "the log never forks",
+                "the log has no hole",
+                "terms never go back",
+                "the leader's state is the folded log",
+            }
+        ),
+    ),
     "no term check": (no_term_check, frozenset({"a command of an older term is refused"})),
     "no position check in reports": (no_position_check, frozenset({"a report answers the newest command"})),
     "no reservation while loading": (no_reservation_while_loading, frozenset({"memory is never over-booked"})),

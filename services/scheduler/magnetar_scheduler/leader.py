@@ -64,6 +64,9 @@ ALIVE_S = 60.0
 PUBLISH_S = 0.05
 """Changed routes wait at most this long (seconds) for the inbox to be empty: a model's newest is published, once."""
 
+LOOKS_A_RESEND = 5
+"""In the time after which a command is sent again it is looked so often which are: one look goes through all of them."""
+
 MEASURE_S = 2.0
 """Metrics are brought up to date this often (seconds): some of them look at every replica."""
 
@@ -129,6 +132,7 @@ class Leader:
         self._next_publish = 0.0
         self._next_measure = 0.0
         self._next_anchor = self._began + ANCHOR_S
+        self._next_resend = 0.0
         lost_routes = threading.Event()
         outbox = Outbox(self._bus, ROUTES.name, lost_routes.set)
         self._routes = Routes(self.state, outbox, lost_routes)
@@ -372,7 +376,9 @@ class Leader:
         assert self._watch is not None
         for source in self._watch.tick(now):
             self._decide(source, understand(source))
-        self._send_again()
+        if now >= self._next_resend:
+            self._next_resend = now + self.state.policy.resend_ms / 1000 / LOOKS_A_RESEND
+            self._send_again()
         self._compare_routes(now)
         if now >= self._next_anchor:
             self._next_anchor = now + ANCHOR_S
