@@ -101,7 +101,10 @@ class Quotas:
             Whether it no longer needs what it needed.
         """
         before = self._noted.get(key, _NOT_NOTED)
-        now = _NOT_NOTED if model is None else _note_of(model, pending=pending)
+        wanted = NOTHING if model is None else _wanted_of(model)
+        if not pending and wanted == before.wanted and not (before.needs or before.claims):
+            return False  # most of what happens to a model
+        now = _NOT_NOTED if model is None else _note_of(model, wanted, pending=pending)
         if now == before:
             return False
         if now == _NOT_NOTED:
@@ -196,12 +199,14 @@ def _add(books: dict[str, Amount], tenant: str, amount: Amount) -> None:
         books[tenant] = total
 
 
-def _note_of(model: Model, *, pending: bool) -> _Noted:
+def _wanted_of(model: Model) -> Amount:
     target = model.versions.get(model.generation)
     if target is None or model.deleted or not target.wanted:
-        wanted = NOTHING
-    else:
-        wanted = Amount(target.wanted, target.wanted * (target.spec.devices or 1) * target.size)
+        return NOTHING
+    return Amount(target.wanted, target.wanted * (target.spec.devices or 1) * target.size)
+
+
+def _note_of(model: Model, wanted: Amount, *, pending: bool) -> _Noted:
     if not pending or model.deleted:
         return _Noted(wanted, (), ()) if wanted != NOTHING else _NOT_NOTED
     waiting = [model.versions[generation] for generation in model.kept() if model.missing(generation)]
