@@ -7,13 +7,16 @@ alone, with the schema of version 1.
 
 import io
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from magnetar_common.brokers import RunningBroker
@@ -30,13 +33,14 @@ from magnetar_events.requests import DeployModel, FinalizeUpgrade
 from tests.plugin import RELEASED
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import eventually, leading
-from tests.support.requests import ask
+from tests.support.requests import ask, deploy, infer, undeploy
 from tests.support.world import spec
 
 pytestmark = pytest.mark.history
 
 ROOT = Path(__file__).parent.parent.parent
 LEAD = "from magnetar_scheduler.main import run; raise SystemExit(run())"
+SERVE = "from magnetar_agent.main import run; raise SystemExit(run())"
 DIGEST = """
 from magnetar_common.bus import connect
 from magnetar_common.log import replay
@@ -46,6 +50,13 @@ bus = connect()
 print(FOLD_VERSION, state_digest(replay(bus)))
 bus.close()
 """
+
+MULTIPLY = shlex.join(
+    [
+        sys.executable, str(ROOT / "tests" / "e2e" / "tiny_server.py"),
+        "{model}", "--served-model-name", "{name}", "--host", "{host}", "--port", "{port}",
+    ]
+)  # fmt: skip
 
 POSITION = """
 from magnetar_common.bus import connect
@@ -91,14 +102,22 @@ class Released:
         """How far it can fold the log as it is now, whoever writes it."""
         return int(self.run(POSITION).stdout)
 
-    @contextmanager
-    def leading(self) -> Iterator[None]:
-        with subprocess.Popen([sys.executable, "-c", LEAD], env=self._environment, cwd=self._folder) as process:
-            try:
-                yield
-            finally:
-                process.terminate()
-                assert process.wait(30) == 0
+    def leading(self) -> AbstractContextManager[None]:
+        return running(LEAD, self._environment, self._folder)
+
+    def agent(self, **settings: str) -> AbstractContextManager[None]:
+        return running(SERVE, {**self._environment, **settings}, self._folder)
+
+
+@contextmanager
+def running(program: str, environment: dict[str, str], folder: Path) -> Generator[None]:
+    """Run a service until the end of the block, where it is told to end, and does."""
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=folder) as process:
+        try:
+            yield
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +132,9 @@ def software(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def deploy_as_version_1(bus: Bus, name: str) -> None:
+def deploy_as_version_1(bus: Bus, name: str, **fields: object) -> None:
     """Ask as a client of the released software does."""
-    event, schema = ModelEvent(event=DeployModel(model=spec(name))), "2b876c0a7ca7583c"
+    event, schema = ModelEvent(event=DeployModel(model=spec(name, **fields))), "2b876c0a7ca7583c"
     producer = bus.producer(MODEL_EVENTS.name)
     producer.send(MODEL_EVENT.encode(event, schema), key=event.event.subject, properties={FINGERPRINT: schema})
     producer.close()
@@ -165,4 +184,52 @@ def test_old_and_new_software_lead_one_log_in_turn_until_the_upgrade_is_finalize
         assert end.illegal == 0
     finally:
         agent.die()
+        bus.close()
+
+
+def test_old_agents_serve_under_a_new_leader_and_new_agents_under_an_old_one(
+    software: Path, own_embedded_broker: RunningBroker, tmp_path: Path
+) -> None:
+    """Leader and agents are upgraded in any order, with a real server beside each agent."""
+    settings = BusSettings(url=own_embedded_broker.service_url, admin_url="", data_dir=str(tmp_path))
+    released, bus = Released(software, settings), connect(settings)
+    artifact = tmp_path / "triples"
+    artifact.mkdir()
+    (artifact / "factor.txt").write_text("3")
+    wish: dict[str, Any] = {"storage_uri": artifact.as_uri(), "requirements": ("multiply",), "memory": 0}
+    of_agent = {
+        "MAGNETAR_PULSAR_URL": settings.url,
+        "MAGNETAR_PULSAR_DATA_DIR": settings.data_dir,
+        "MAGNETAR_AGENT_SERVER": "a",
+        "MAGNETAR_AGENT_KIND": "process",
+        "MAGNETAR_AGENT_COMMAND": MULTIPLY,
+        "MAGNETAR_AGENT_CAPABILITIES": "multiply",
+        "MAGNETAR_AGENT_FOLDER": str(tmp_path / "agent"),
+        "MAGNETAR_AGENT_HEARTBEAT_S": "0.5",
+        "MAGNETAR_AGENT_DRAIN_TIMEOUT_S": "0",
+    }
+
+    def triples(name: str) -> bool:
+        try:
+            return infer(bus, f"default/{name}", {"inputs": [{"data": [1.0, 2.0]}]}) == [3.0, 6.0]
+        except (LookupError, httpx.HTTPError):
+            return False
+
+    try:
+        with released.leading(), running(SERVE, {**os.environ, **of_agent}, tmp_path):
+            deploy_as_version_1(bus, "one", **wish)
+            eventually(lambda: triples("one"), within=60)
+        with leading(lambda: connect(settings)) as led:
+            with released.agent(**of_agent):
+                deploy(bus, "two", **wish)
+                eventually(lambda: triples("one") and triples("two"), within=60)
+            with running(SERVE, {**os.environ, **of_agent}, tmp_path):
+                deploy(bus, "three", **wish)
+                eventually(lambda: triples("one") and triples("two") and triples("three"), within=60)
+                ask(bus, ModelEvent(event=FinalizeUpgrade(fold_version=FOLD_VERSION)))
+                eventually(lambda: led.state.fold_version == FOLD_VERSION)
+                undeploy(bus, "one")
+                eventually(lambda: "default/one" not in led.state.models)
+        assert replay(bus).illegal == 0
+    finally:
         bus.close()

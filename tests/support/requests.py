@@ -1,5 +1,7 @@
 """Asking for models on a bus, and reading the routes that come of it."""
 
+import httpx
+
 from magnetar_common.bus import EARLIEST, Bus
 from magnetar_common.topics import MODEL_EVENTS, ROUTES
 from magnetar_events import MODEL_EVENT, ROUTE, ModelEvent, Route
@@ -46,3 +48,19 @@ def last_route(bus: Bus, model: str = IRIS) -> Route | None:
 def servers_routed(bus: Bus, model: str = IRIS) -> set[str]:
     route = last_route(bus, model)
     return {e.server for t in route.targets for e in t.endpoints} if route else set()
+
+
+def infer(bus: Bus, model: str, body: object) -> list[float]:
+    """What the first output of a V2 inference holds, asked of the first place that the route names.
+
+    Raises:
+        LookupError: it names none.
+        httpx.HTTPError: nobody answers there, or with an error.
+    """
+    route = last_route(bus, model)
+    endpoints = [endpoint for target in route.targets for endpoint in target.endpoints] if route else []
+    if not endpoints:
+        raise LookupError(f"{model} is routed nowhere")
+    url = f"http://{endpoints[0].host}:{endpoints[0].http_port}/v2/models/{endpoints[0].served_name}/infer"
+    answer = httpx.post(url, json=body, timeout=30, trust_env=False).raise_for_status()
+    return answer.json()["outputs"][0]["data"]
