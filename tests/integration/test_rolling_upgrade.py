@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import tarfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
