@@ -13,6 +13,8 @@ from magnetar_common.topics import COMMANDS, SERVICE_REGISTRY
 from magnetar_events import facts as f
 from tests.simulation import bus
 from tests.simulation.directed import Endpoints, Facts, begin, deploy, homes, kill_leader, leading, state_of
+from tests.simulation.invariants import Violated
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.simulation import simulation
 
 
@@ -263,6 +265,14 @@ def test_l19_a_server_lost_before_a_take_over_stays_lost(registry: bool) -> None
         running.run_for(20.0)
         assert running.checker.state.servers["local/d/0"].lost
         running.settle()
+
+
+def test_l19_the_dead_that_a_reread_revived_would_be_seen() -> None:
+    """Of all the mutations this is the one that a random adversary takes longest to find."""
+    mutate, invariants = MUTATIONS["a re-read renews leases"]
+    with pytest.raises(Violated) as seen, mutate():
+        test_l19_a_server_lost_before_a_take_over_stays_lost(registry=False)
+    assert seen.value.name in invariants
 
 
 def test_l22_an_agent_that_dies_while_loading_leaves_no_model_behind() -> None:
