@@ -358,3 +358,18 @@ def test_within_a_tenant_the_higher_priority_goes_first_then_the_older_wish() ->
     world.deploy(of("team", "young", memory=50 * MIB))
     world.deploy(of("team", "urgent", memory=50 * MIB, priority=5))
     assert freed(world) == ["team/urgent", "team/old", "team/young"]
+
+
+def test_the_highest_load_goes_first_and_is_looked_at_after_each_turn() -> None:
+    """Who has no replica at all, then who has the fewest of those that it wants; the older wish only where these are equal."""
+    world = fleet(8, memory=100 * MIB)
+    world.set_tenant("team", cap_replicas=30)
+    world.deploy(of("team", "most", replicas=3, memory=100 * MIB))
+    world.deploy(of("team", "few", replicas=1, memory=100 * MIB))
+    world.deploy(of("hog", "h", replicas=4, memory=100 * MIB))
+    world.answer()
+    world.scale(4, "most", "team")
+    world.scale(4, "few", "team")
+    world.deploy(of("team", "none", memory=100 * MIB))
+    # 1 for none, then 4 for 1 and 4 for 2; after that both stand at 4 for 3, and the older goes on.
+    assert freed(world) == ["team/none", "team/few", "team/few", "team/most"]

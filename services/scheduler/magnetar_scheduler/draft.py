@@ -130,11 +130,13 @@ class Draft:
         """Return a server as it was before this draft."""
         return self.state.servers.get(key)
 
+    def seen(self, key: str) -> Model | None:
+        """Return the model as it is after the facts so far, to be read at once: no copy is made of it."""
+        return self._models[key] if key in self._models else self.state.models.get(key)
+
     def replica(self, key: ReplicaKey) -> Replica | None:
         """Return a replica as it is after the facts so far."""
-        if key.model not in self._models:
-            return self.state.replica(key)
-        model = self._models[key.model]
+        model = self.seen(key.model)
         return model.replicas.get((key.generation, key.server)) if model is not None else None
 
     def use(self, tenant: str) -> Amount:

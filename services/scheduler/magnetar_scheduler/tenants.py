@@ -7,6 +7,7 @@ the cap was lowered.
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from magnetar_common.amounts import amount
 from magnetar_common.fleet import suited_devices
@@ -170,7 +171,7 @@ def _takes_from(server: Server, spec: ModelSpec, need: Need) -> bool:
 
 # --- whose turn it is -------------------------------------------------------------------------------------------------
 
-Turn = tuple[bool, int, int, int, str]
+Turn = tuple[bool, int, int, float, int, str]
 
 
 def turn_of(draft: Draft, key: str) -> Turn:
@@ -178,11 +179,19 @@ def turn_of(draft: Draft, key: str) -> Turn:
 
     Who is below its floor goes before who is not, for that is what a floor is for; then the tenant of which the most of
     its cap is left, so that the one that has had least of what it may have goes on; then the higher priority, which
-    decides within a tenant and among those that have had equally much; then the older wish, so that nobody is overtaken
-    for ever; then the name.
+    decides within a tenant and among those that have had equally much; then the higher load, which is what each replica
+    has to bear of all that are wanted: who has none at all comes before who wants one more; then the older wish, so that
+    nobody is overtaken for ever; then the name.
     """
-    tenant, target = tenant_of(key), draft.state.models[key].target
-    return (not draft.is_short(tenant), -draft.left(tenant), -target.spec.priority, target.position, key)
+    tenant = tenant_of(key)
+    return (not draft.is_short(tenant), -draft.left(tenant), *_among_its_own(draft, key))
+
+
+def _among_its_own(draft: Draft, key: str) -> tuple[int, float, int, str]:
+    model = draft.seen(key) or draft.state.models[key]
+    target = model.target
+    live = sum(replica.live for replica in model.of(model.generation))
+    return (-target.spec.priority, -(target.wanted / live if live else inf), target.position, key)
 
 
 def in_turn(draft: Draft, keys: Iterable[str], is_done: Callable[[str], bool]) -> Iterator[str]:
@@ -193,21 +202,22 @@ def in_turn(draft: Draft, keys: Iterable[str], is_done: Callable[[str], bool]) -
         keys: of models in the state.
         is_done: whether a model that was yielded has had all that it can have; otherwise its turn comes again.
     """
-    queues: dict[str, list[Turn]] = {}
+    queues: dict[str, list[tuple[int, float, int, str]]] = {}
     for key in keys:
-        queues.setdefault(tenant_of(key), []).append(turn_of(draft, key))
+        queues.setdefault(tenant_of(key), []).append(_among_its_own(draft, key))
     for queue in queues.values():
-        queue.sort(reverse=True)
-    heads = [(queue[-1], tenant) for tenant, queue in queues.items()]
+        heapify(queue)
+    heads = [(turn_of(draft, queue[0][-1]), tenant) for tenant, queue in queues.items()]
     heapify(heads)
     while heads:
         (*_, key), tenant = heappop(heads)
         yield key
         queue = queues[tenant]
-        if is_done(key):
-            queue.pop()
+        heappop(queue)
+        if not is_done(key):
+            heappush(queue, _among_its_own(draft, key))
         if queue:
-            heappush(heads, (turn_of(draft, queue[-1][-1]), tenant))
+            heappush(heads, (turn_of(draft, queue[0][-1]), tenant))
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------
