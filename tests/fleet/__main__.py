@@ -4,7 +4,8 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
 from statistics import mean
 
 from tests.fleet.measure import PATIENCE, POLICIES, Measures, run
@@ -19,6 +20,13 @@ def _one(policy: str, seed: int, servers: int, load: float, hours: float, mix: s
     """Return the measures of a run, and the mean and the peak of what the stream offers."""
     stream = draw(seed, servers=servers, load=load, hours=hours, mix=mix)
     return run(policy, stream, mix), *stream.offered()
+
+
+def _tell(policy: str, seed: int, run: Future[tuple[Measures, float, float]]) -> None:
+    """Say that a run has ended: a day takes minutes, and whoever waits wants to see it move."""
+    if run.exception() is None:
+        measures, _, _ = run.result()
+        print(f"{policy}, seed {seed}: {_percent(measures.placed)} % placed", file=sys.stderr, flush=True)
 
 
 def _percent(value: float) -> str:
@@ -85,6 +93,9 @@ def main() -> int:
                 policy: [pool.submit(_one, policy, seed, asked.servers, load, asked.hours, mix) for seed in seeds]
                 for policy in asked.policies
             }
+            for policy, futures in doing.items():
+                for seed, future in zip(seeds, futures, strict=True):
+                    future.add_done_callback(partial(_tell, policy, seed))
             done = {policy: [future.result() for future in futures] for policy, futures in doing.items()}
             results = {policy: [measures for measures, _, _ in each] for policy, each in done.items()}
             offered = next(iter(done.values()))
