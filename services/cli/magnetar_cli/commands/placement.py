@@ -133,7 +133,7 @@ _SERVERS: Columns = {
     "server": lambda row: row["server"],
     "verdict": _verdict,
     **{each.name: lambda row, name=each.name: _number(row["scores"].get(name)) for each in SCORERS},
-    "score": lambda row: "-" if row["rule"] else _number(row["total"]),
+    "score (lowest wins)": lambda row: "-" if row["rule"] else _number(row["total"]),
     "why": _why,
 }
 
