@@ -7,40 +7,23 @@ that is about nothing known, leaves the state as it is and is counted in ``State
 from collections.abc import Callable
 from typing import Any
 
-from magnetar_common.cordons import (
-    cordon_of,
-    mark_draining,
-    server_cordoned,
-    server_drained,
-    server_draining,
-    server_resumed,
-)
 from magnetar_common.errors import LogFork, LogHole, LogTooNew
-from magnetar_common.indexes import book, book_arriving, index_models, index_replica, move_host, rebook
-from magnetar_common.memory_folds import MEMORY_FOLDS, forget_returns, level_off, rearm
+from magnetar_common.indexes import book, book_arriving, index_models, index_replica, load_ended, rebook
+from magnetar_common.memory_folds import MEMORY_FOLDS, level_off
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
 from magnetar_common.quotas import NOTHING, count, held, taken
-from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, request_name
+from magnetar_common.server_folds import SERVER_FOLDS
+from magnetar_common.since import BOUNDED, DRAINS
+from magnetar_common.state import Model, Replica, ReplicaKey, State, request_name
 from magnetar_common.transitions import ARRIVING, R
 from magnetar_events import facts as f
 from magnetar_events.entry import BARRIER, FOLD_VERSION, Entry
-from magnetar_events.records import Device, ServerInfo
 
 RECENT = 16_384
 """Entries whose ids are remembered: more than a client sends again after it lost its connection (its queue is 10,000)."""
 
-
-BOUNDED = 2
-"""Fold version since which what is remembered of the past has limits; version 1 remembers everything."""
-
-DRAINS = 2
-"""Fold version since which what is found on a draining server drains, too."""
-
 HELD = 16
 """Servers that a model remembers to have held its artifact."""
-
-LIVES = 1_000
-"""Superseded lives of one server that are remembered."""
 
 
 def follows(state: State, entry: Entry, message_id: str = "") -> bool:
@@ -167,18 +150,13 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
     if arriving != (after is not None and after.state in ARRIVING):
         book_arriving(state, server, before or after, -1 if arriving else +1)
         if arriving:
-            _load_ended(state)
+            load_ended(state)
         if after is not None and after.state is R.LOADED:
             level_off(state, server, after.bookings)
     if after is None or after.bookings is not bookings or (after.state is not R.LOST) != counted:
         count(state, fact.model, taken(bookings) if counted else NOTHING, held(after))
     index_replica(state, ReplicaKey(fact.model, *key), after)
     state.touched[fact.model] = None
-
-
-def _load_ended(state: State) -> None:
-    if state.policy.loads_per_server or state.policy.loads_in_cluster:
-        state.room += 1  # for the next load
 
 
 def _held(model: Model, replica: Replica) -> None:
@@ -288,176 +266,10 @@ def _nothing(state: State, fact: Any) -> None:
     """Evidence: it is in the log for people, and changes no state."""
 
 
-# --- servers ----------------------------------------------------------------------------------------------------------
-
-
-def _server_joined(state: State, fact: f.ServerJoined) -> None:
-    known = state.servers.get(fact.server)
-    info = fact.record.server
-    if info is None or (known is not None and info.incarnation in known.superseded):
-        state.illegal += 1
-        return
-    if known is not None:
-        forget_returns(state, known)
-        move_host(state, known, info.host)
-        known.record, known.info, known.position = fact.record, info, state.position
-        known.lost, known.lost_code, known.inventory, known.inventory_asked = False, "", False, 0
-        known.report = 0
-        server = known
-    else:
-        server = state.servers[fact.server] = Server(fact.server, fact.record, info, state.position)
-        server.cordon = cordon_of(state, fact.server)
-    _read(server, info)
-    mark_draining(state, server)
-    _arrived(state, server, fact.due)
-
-
-def _server_returned(state: State, fact: f.ServerReturned) -> None:
-    server = state.servers.get(fact.server)
-    if server is None or not server.lost or fact.record.server is None or server.incarnation != fact.incarnation:
-        state.illegal += 1
-        return
-    _move(state, server, fact.record.server.host)
-    server.record, server.info = fact.record, fact.record.server
-    server.lost, server.lost_code, server.inventory = False, "", False
-    _read(server, fact.record.server)
-    mark_draining(state, server)
-    _arrived(state, server, fact.due)
-    rearm(state, server)
-
-
-def _move(state: State, server: Server, host: str) -> None:
-    """Take the bookings along to another machine; what the devices of the old one are to give back stays there."""
-    if server.info.host != host:
-        forget_returns(state, server)
-        move_host(state, server, host)
-
-
-def _arrived(state: State, server: Server, due: int) -> None:
-    server.due, server.inventory_asked = due, state.position
-    state.asked[server.key] = None
-    state.set_timer(due, server=server.key)
-    state.fleet.touch(server)
-
-
-def _read(server: Server, info: ServerInfo) -> None:
-    server.devices = {device.uuid: device for device in info.devices}
-    server.loads, server.digest, server.stale = info.loads, info.digest, False
-
-
-def _server_superseded(state: State, fact: f.ServerSuperseded) -> None:
-    server = state.servers.get(fact.server)
-    if server is None:
-        state.illegal += 1
-        return
-    if state.version >= BOUNDED and len(server.superseded) >= LIVES:
-        server.superseded -= {min(server.superseded)}  # any one will do, but the same in every fold
-    server.superseded |= {fact.incarnation}
-
-
-def _server_updated(state: State, fact: f.ServerUpdated) -> None:
-    server = state.servers.get(fact.server)
-    if server is None or fact.record.server is None:
-        state.illegal += 1
-        return
-    _move(state, server, fact.record.server.host)
-    if fact.record.status == "UP" != server.record.status:
-        state.newest = state.position
-    server.record, server.info = fact.record, fact.record.server
-    _read(server, fact.record.server)
-    state.fleet.touch(server)
-    state.room += 1
-    mark_draining(state, server)
-
-
-def _server_reading(state: State, fact: f.ServerReadingChanged) -> None:
-    server = state.servers.get(fact.server)
-    if server is None:
-        state.illegal += 1
-        return
-    if server.stale or any(_more_room(server.devices.get(device.uuid), device) for device in fact.devices):
-        state.room += 1
-    server.devices = {device.uuid: device for device in fact.devices}
-    server.loads, server.digest, server.stale = fact.loads, fact.digest, False
-    state.fleet.touch(server)
-
-
-def _more_room(old: Device | None, new: Device) -> bool:
-    return old is None or new.free > old.free or new.total > old.total or new.utilisation < old.utilisation
-
-
-def _server_stale(state: State, fact: f.ServerReadingStale) -> None:
-    server = state.servers.get(fact.server)
-    if server is None:
-        state.illegal += 1
-        return
-    server.stale = True
-    state.fleet.touch(server)
-
-
-def _inventory_requested(state: State, fact: f.InventoryRequested) -> None:
-    server = state.servers.get(fact.server)
-    if server is None:
-        state.illegal += 1
-        return
-    server.inventory_asked = state.position
-    state.asked[fact.server] = None
-
-
-def _inventory_taken(state: State, fact: f.InventoryTaken) -> None:
-    server = state.servers.get(fact.server)
-    if server is None:
-        state.illegal += 1
-        return
-    if not server.inventory:
-        state.newest = state.position
-    server.inventory, server.inventory_asked, server.due = True, 0, 0
-    server.report, server.digest = fact.report, fact.digest
-    state.asked.pop(fact.server, None)
-    state.fleet.touch(server)
-    state.room += 1
-
-
-def _server_lost(state: State, fact: f.ServerLost) -> None:
-    server = state.servers.get(fact.server)
-    if server is None or server.lost:
-        state.illegal += 1
-        return
-    server.lost, server.lost_code, server.inventory, server.inventory_asked = True, fact.code, False, 0
-    server.due = fact.due
-    state.set_timer(fact.due, server=fact.server)
-    state.asked.pop(fact.server, None)
-    state.fleet.drop(fact.server)
-    for replica in server.replicas.values():
-        if replica.state in ARRIVING:
-            book_arriving(state, server, replica, -1)
-            _load_ended(state)
-        count(state, replica.model, held(replica), NOTHING)
-        replica.state, replica.since, replica.due = R.LOST, state.at, 0
-        replica.code, replica.reason = fact.code, fact.reason
-        state.outstanding.pop(replica.key, None)
-    state.touched.update((model, None) for model, _ in server.replicas)
-
-
-def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
-    server = state.servers.get(fact.server)
-    if server is None or not server.lost:
-        state.illegal += 1
-        return
-    for replica in list(server.replicas.values()):
-        book(state, server, replica, -1)
-        count(state, replica.model, held(replica), NOTHING)
-        model = state.models[replica.model]
-        del model.replicas[replica.generation, replica.server]
-        state.touched[replica.model] = None
-    forget_returns(state, server)
-    del state.servers[fact.server]
-    state.fleet.drop(fact.server)
-
-
 _FOLDS: dict[type, Callable[[State, Any], None]] = {
     **dict.fromkeys(MODEL_FOLDS, _of_model),
     **MEMORY_FOLDS,
+    **SERVER_FOLDS,
     f.ReplicaMeasured: _measured,
     f.ReplicaBooked: _rebooked,
     f.ModelWanted: _wanted,
@@ -478,18 +290,4 @@ _FOLDS: dict[type, Callable[[State, Any], None]] = {
     f.RequestRejected: _rejected,
     f.RequestRepeated: _nothing,
     f.ReportIgnored: _nothing,
-    f.ServerJoined: _server_joined,
-    f.ServerReturned: _server_returned,
-    f.ServerSuperseded: _server_superseded,
-    f.ServerUpdated: _server_updated,
-    f.ServerReadingChanged: _server_reading,
-    f.ServerReadingStale: _server_stale,
-    f.InventoryRequested: _inventory_requested,
-    f.InventoryTaken: _inventory_taken,
-    f.ServerLost: _server_lost,
-    f.ServerForgotten: _server_forgotten,
-    f.ServerCordoned: server_cordoned,
-    f.ServerDraining: server_draining,
-    f.ServerDrained: server_drained,
-    f.ServerResumed: server_resumed,
 }

@@ -112,6 +112,12 @@ def book_arriving(state: State, server: Server, replica: Replica | None, sign: i
     state.fleet.touch_host(server.info.host)
 
 
+def load_ended(state: State) -> None:
+    """Take note that there may be room for another load, where their number has a limit."""
+    if state.policy.loads_per_server or state.policy.loads_in_cluster:
+        state.room += 1
+
+
 def move_host(state: State, server: Server, host: str) -> None:
     """Take the bookings along when a server comes back on another machine."""
     if server.info.host == host:

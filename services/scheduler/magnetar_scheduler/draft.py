@@ -11,7 +11,6 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, ClassVar, TypeVar
 
-from magnetar_common.evolve import DRAINS
 from magnetar_common.memory import AwaitedKey
 from magnetar_common.model_folds import MODEL_FOLDS, fold_model
 from magnetar_common.quotas import (
@@ -27,6 +26,7 @@ from magnetar_common.quotas import (
     plus,
     tenant_of,
 )
+from magnetar_common.since import DRAINS
 from magnetar_common.state import Model, Replica, ReplicaKey, Server, State, Version
 from magnetar_common.transitions import ARRIVING, STATES, R
 from magnetar_events import facts as f

@@ -6,7 +6,7 @@ as after the loss of a server, but that it serves until others do.
 """
 
 from magnetar_common.drains import DRAIN_METADATA, EXAMPLES, left_on
-from magnetar_common.evolve import DRAINS
+from magnetar_common.since import DRAINS
 from magnetar_common.state import CORDONED, DRAINING, Server
 from magnetar_events import facts as f
 from magnetar_events.records import ServiceRecord

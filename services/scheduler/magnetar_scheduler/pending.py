@@ -2,7 +2,7 @@
 
 from heapq import nsmallest
 
-from magnetar_common.evolve import DRAINS
+from magnetar_common.since import DRAINS
 from magnetar_common.state import DRAIN_TIMER, Model, Server, State, Version
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from magnetar_common.evolve import BOUNDED
+from magnetar_common.since import BOUNDED
 from magnetar_common.state import Replica
 from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
