@@ -20,6 +20,7 @@ from tests.support.world import MIB, World, spec
 SERVERS = 1_000
 ROUNDS = 2_000
 BURST = 10_000
+TENANTS = 50
 HELD = 1_000
 """Replicas of the server that is lost."""
 
@@ -44,27 +45,33 @@ class Bare(World):
         return facts
 
 
-def fleet(servers: int, models: int) -> World:
-    """So many servers that hold so many models."""
+def fleet(servers: int, models: int, tenants: int = 0) -> World:
+    """So many servers that hold so many models; with tenants, each below its cap, and one that waits below its floor."""
     world = Bare()
     world.set_policy(max_servers=100_000, max_models=1_000_000)
+    for n in range(tenants):
+        world.set_tenant(f"t{n}", cap_replicas=1_000_000, floor_replicas=1)
     for n in range(servers):
         world.join(f"s{n:05d}", memory=1_000_000 * MIB)
     for n in range(models):
-        world.deploy(spec(f"m{n}", memory=10 * MIB))
+        world.deploy(spec(f"m{n}", memory=10 * MIB, tenant=_tenant(n, tenants)))
+    if tenants:
+        world.deploy(spec("waits", memory=10**7 * MIB, tenant=f"t{tenants - 1}"))
     world.answer(limit=10**9)
     return world
 
 
-def _deploy(name: str) -> i.Request:
-    return i.Request(ModelEvent(id=f"bench-{name}", event=DeployModel(model=spec(name, memory=10 * MIB))))
+def _tenant(n: int, tenants: int) -> str:
+    """Whose model it is: never the last tenant's, which waits."""
+    return f"t{n % (tenants - 1)}" if tenants else "default"
 
 
-def placements(world: World, rounds: int) -> list[float]:
+def placements(world: World, rounds: int, tenants: int = 0) -> list[float]:
     """CPU seconds of each of many further placements, sorted."""
 
     def place(n: int) -> Callable[[], object]:
-        event = _deploy(f"b{n}")
+        wish = DeployModel(model=spec(f"b{n}", memory=10 * MIB, tenant=_tenant(n, tenants)))
+        event = i.Request(ModelEvent(id=f"bench-b{n}", event=wish))
 
         def once() -> None:
             facts = decide(world.state, event, world.at)
@@ -138,6 +145,7 @@ def measure(setting: Setting) -> list[Row]:
             "not growing (< 1.5)",
             growth < 1.5,
         ),
+        _with_tenants(servers, rounds, average),
         *_ten_times(servers, rounds, worst),
         Row(
             "a burst of 10,000 models on 1,000 servers, decided",
@@ -164,6 +172,19 @@ def measure(setting: Setting) -> list[Row]:
             largest <= MAX_ENTRY_BYTES,
         ),
     ]
+
+
+def _with_tenants(servers: int, rounds: int, without: float) -> Row:
+    """One placement where there are tenants, one of which waits below its floor: what books and floors cost."""
+    average = mean(placements(fleet(servers, 10 * servers, TENANTS), rounds, TENANTS)) * 1000
+    return Row(
+        f"the same with {TENANTS} tenants, one of them waiting below its floor: mean",
+        f"{average:.3f} ms",
+        f"{without:.3f} ms",
+        average / without,
+        "reported",
+        True,
+    )
 
 
 def _ten_times(servers: int, rounds: int, worst: float) -> list[Row]:
