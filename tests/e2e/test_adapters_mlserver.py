@@ -16,7 +16,7 @@ from magnetar_agent.adapters.mlserver import MLServerAdapter, installed_runtimes
 from magnetar_agent.environments import Environment
 from magnetar_agent.launch import launch_mlserver
 from magnetar_agent.server_process import ServerProcess
-from tests.e2e.waiting import until
+from tests.support.leading import eventually
 
 pytestmark = pytest.mark.mlserver
 
@@ -192,7 +192,7 @@ def test_a_server_killed_during_a_load_fails_it_and_comes_back_empty(mlserver_en
 
         loading = threading.Thread(target=load)
         loading.start()
-        until(started.exists, "the server began to load")
+        eventually(started.exists, what="the server began to load")
         assert server.pid is not None
         os.kill(server.pid, signal.SIGKILL)
         loading.join(30)
