@@ -3,7 +3,8 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -34,14 +35,6 @@ def read_one(reader: Reader) -> Message:
     return message
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        pause.wait(0.005)
-
-
 class Acks:
     """Collects what send callbacks say, and waits for a number of them."""
 
@@ -60,8 +53,23 @@ class Acks:
         return self.answers
 
 
+def ten_messages(bus: Bus, topic: str, batching: bool) -> list[Message]:
+    """Send ten messages, and return them as a reader shows them."""
+    producer, acks = bus.producer(topic, batching=batching), Acks()
+    for n in range(10):
+        producer.send_async(f"{n}".encode(), acks)
+    acks.wait(10)
+    return read_all(bus.reader(topic))
+
+
 class BusContract:
-    """One suite for all brokers. Subclasses provide the fixture `connect`."""
+    """One suite for all brokers. Subclasses provide the fixture `connects`: a way to connect."""
+
+    @pytest.fixture
+    def connect(self, connects: Connect) -> Iterator[Connect]:
+        """Connects as often as it is called; at the end all that was opened is closed."""
+        with ExitStack() as opened:
+            yield lambda: opened.enter_context(closing(connects()))
 
     @pytest.fixture
     def bus(self, connect: Connect) -> Bus:
@@ -147,11 +155,7 @@ class BusContract:
     @pytest.mark.parametrize("batching", [False, True])
     def test_a_reader_resumes_after_any_message(self, bus: Bus, topic: str, batching: bool) -> None:
         """A reader opened after an id starts with the next message, inside a batch as well."""
-        producer, acks = bus.producer(topic, batching=batching), Acks()
-        for n in range(10):
-            producer.send_async(f"{n}".encode(), acks)
-        acks.wait(10)
-        everything = read_all(bus.reader(topic))
+        everything = ten_messages(bus, topic, batching)
 
         for index, message in enumerate(everything):
             assert read_all(bus.reader(topic, message.id)) == everything[index + 1 :]
@@ -159,11 +163,7 @@ class BusContract:
     @pytest.mark.parametrize("batching", [False, True])
     def test_a_reader_that_begins_just_before_a_message_shows_it(self, bus: Bus, topic: str, batching: bool) -> None:
         """Also the very first one. What comes earlier is the rest of its ledger, or of its batch."""
-        producer, acks = bus.producer(topic, batching=batching), Acks()
-        for n in range(10):
-            producer.send_async(f"{n}".encode(), acks)
-        acks.wait(10)
-        everything = read_all(bus.reader(topic))
+        everything = ten_messages(bus, topic, batching)
 
         for index, message in enumerate(everything):
             shown = read_all(bus.reader(topic, just_before(message.id)))

@@ -9,7 +9,8 @@ import pytest
 
 from magnetar_common.bus import Bus, Message, Producer
 from magnetar_common.table_view import TableView
-from tests.contract.bus_contract import DEADLINE_S, wait_for
+from tests.contract.bus_contract import DEADLINE_S
+from tests.support.leading import eventually
 
 View = TableView[str]
 
@@ -67,7 +68,7 @@ class TableViewContract:
             assert view.caught_up
             assert view.lag == 0.0
             put(bus.producer(topic), a="1")
-            wait_for(lambda: view.get("a") == "1")
+            eventually(lambda: view.get("a") == "1")
 
     def test_it_follows_changes_and_tombstones(self, bus: Bus, topic: str) -> None:
         """Later values and tombstones arrive without being asked for."""
@@ -75,9 +76,9 @@ class TableViewContract:
         put(producer, a="1")
         with view_of(bus, topic) as view:
             put(producer, a="2", b="1")
-            wait_for(lambda: dict(view.items()) == {"a": "2", "b": "1"})
+            eventually(lambda: dict(view.items()) == {"a": "2", "b": "1"})
             put(producer, a="")
-            wait_for(lambda: view.keys() == ["b"])
+            eventually(lambda: view.keys() == ["b"])
 
     def test_a_listener_misses_nothing_and_hears_in_order(self, bus: Bus, topic: str) -> None:
         """While messages stream in, a listener gets what is there and then each change, in order, with no gap."""
@@ -95,13 +96,13 @@ class TableViewContract:
         with view_of(bus, topic) as view:
             sender = threading.Thread(target=stream)
             sender.start()
-            wait_for(lambda: sent[0] > 20)
+            eventually(lambda: sent[0] > 20)
             view.for_each_and_listen(lambda _, value: heard.append(int(value or "-1")))
-            wait_for(lambda: sent[0] > 60)
+            eventually(lambda: sent[0] > 60)
             assert view.resync(DEADLINE_S)  # a pass in the middle repeats nothing
             stop.set()
             sender.join()
-            wait_for(lambda: bool(heard) and heard[-1] == sent[0])
+            eventually(lambda: bool(heard) and heard[-1] == sent[0])
         assert heard == list(range(heard[0], sent[0] + 1))
 
     def test_a_listener_hears_none_when_a_key_is_gone(self, bus: Bus, topic: str) -> None:
@@ -112,7 +113,7 @@ class TableViewContract:
             view.for_each_and_listen(lambda key, value: heard.append((key, value)))
             put(producer, x="", a="")
             put(producer, b="1")
-            wait_for(lambda: len(heard) == 3)
+            eventually(lambda: len(heard) == 3)
         assert heard == [("a", "1"), ("a", None), ("b", "1")]
 
     def test_what_does_not_decode_is_recorded_and_skipped(self, bus: Bus, topic: str) -> None:
@@ -163,7 +164,7 @@ class CompactedViewContract:
         with view_of(bus, topic) as view:
             assert dict(view.items()) == {f"k{n}": f"new-{n}" for n in range(50) if n not in (7, 8)}
             put(producer, k9="")
-            wait_for(lambda: "k9" not in view)
+            eventually(lambda: "k9" not in view)
 
     def test_a_pass_after_compaction_changes_nothing_that_lives(
         self, bus: Bus, topic: str, compact: Callable[[str], None]
@@ -173,7 +174,7 @@ class CompactedViewContract:
         put(producer, a="1", b="1", c="1")
         with view_of(bus, topic) as view:
             put(producer, a="2", c="")
-            wait_for(lambda: dict(view.items()) == {"a": "2", "b": "1"})
+            eventually(lambda: dict(view.items()) == {"a": "2", "b": "1"})
             view.for_each_and_listen(lambda key, value: heard.append((key, value)))
             compact(topic)
             assert view.resync(DEADLINE_S)

@@ -1,8 +1,6 @@
 """The adapter against a real MLServer."""
 
 import json
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +14,7 @@ from magnetar_agent.adapters.mlserver import MLServerAdapter, installed_runtimes
 from magnetar_agent.environments import Environment
 from magnetar_agent.launch import launch_mlserver
 from magnetar_agent.server_process import ServerProcess
-from tests.e2e.waiting import until
+from tests.e2e.loading import kill_during_a_load, state
 
 pytestmark = pytest.mark.mlserver
 
@@ -46,11 +44,6 @@ def adapter(mlserver: ServerProcess) -> Iterator[MLServerAdapter]:
 def infer(url: str, name: str) -> httpx.Response:
     tensor = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [5.1, 3.5, 1.4, 0.2]}
     return httpx.post(f"{url}/v2/models/{name}/infer", json={"inputs": [tensor]})
-
-
-def state(adapter: MLServerAdapter, name: str) -> IndexState | None:
-    entry = adapter.index().get(name)
-    return entry.state if entry else None
 
 
 def custom(folder: Path, source: str, implementation: str, **extra: str) -> Path:
@@ -183,20 +176,7 @@ def test_a_server_killed_during_a_load_fails_it_and_comes_back_empty(mlserver_en
     try:
         started = tmp_path / "started"
         artifact = custom(tmp_path / "slow", _SLOW, "slow.Slow", started=str(started))
-        failures: list[LoadFailed] = []
-
-        def load() -> None:
-            with pytest.raises(LoadFailed) as caught:
-                adapter.load(ModelSpec("default_slow_1", artifact))
-            failures.append(caught.value)
-
-        loading = threading.Thread(target=load)
-        loading.start()
-        until(started.exists, "the server began to load")
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        loading.join(30)
-        assert [(f.code, f.retriable) for f in failures] == [(Code.SERVER_UNREACHABLE, True)]
+        kill_during_a_load(server, adapter, ModelSpec("default_slow_1", artifact), started.exists)
         assert restarted.wait(60)
         assert server.restarts == 1
         assert adapter.index() == {}

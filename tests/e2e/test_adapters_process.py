@@ -12,7 +12,7 @@ import pytest
 
 from magnetar_agent.adapters.base import Code, IndexState, Limits, LoadFailed, ModelSpec, ServerUnreachable
 from magnetar_agent.adapters.process import ProcessAdapter, ProcessTemplate
-from tests.e2e.waiting import until
+from tests.support.leading import eventually
 
 _COMMAND = (
     sys.executable, str(Path(__file__).with_name("tiny_server.py")),
@@ -106,7 +106,7 @@ def test_a_process_that_dies_later_is_seen_and_can_be_loaded_again(adapter: Proc
     adapter.load(spec)
     (pid,) = adapter.pids()
     os.kill(pid, signal.SIGKILL)
-    until(lambda: adapter.index()[spec.name].state is IndexState.UNAVAILABLE, "the index shows the death")
+    eventually(lambda: adapter.index()[spec.name].state is IndexState.UNAVAILABLE, what="the index shows the death")
     assert "-9" in adapter.index()[spec.name].reason
     assert not adapter.ready(spec.name)
     assert not adapter.load(spec).already

@@ -1,7 +1,5 @@
 """The adapter against a real Triton with a Python-backend model."""
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from magnetar_agent.adapters.triton import TritonAdapter, installed_backends
 from magnetar_agent.environments import Environment
 from magnetar_agent.launch import launch_triton
 from magnetar_agent.server_process import ServerProcess
-from tests.e2e.waiting import until
+from tests.e2e.loading import kill_during_a_load, state
 
 pytestmark = pytest.mark.triton
 
@@ -65,11 +63,6 @@ def double(tmp_path: Path) -> Path:
 def infer(url: str, name: str) -> httpx.Response:
     tensor = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1.0, 2.5]}
     return httpx.post(f"{url}/v2/models/{name}/infer", json={"inputs": [tensor]})
-
-
-def state(adapter: TritonAdapter, name: str) -> IndexState | None:
-    entry = adapter.index().get(name)
-    return entry.state if entry else None
 
 
 def test_a_model_is_loaded_serves_and_is_unloaded(adapter: TritonAdapter, double: Path) -> None:
@@ -164,20 +157,8 @@ def test_a_server_killed_during_a_load_fails_it_and_comes_back_empty(triton_env:
     try:
         started = tmp_path / "started"
         (tmp_path / "model.py").write_text(_SLOW.format(started=str(started)))
-        failures: list[LoadFailed] = []
-
-        def load() -> None:
-            with pytest.raises(LoadFailed) as caught:
-                adapter.load(ModelSpec("default_slow_1", tmp_path / "model.py", ("python",)))
-            failures.append(caught.value)
-
-        loading = threading.Thread(target=load)
-        loading.start()
-        until(started.exists, "the server began to load")
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGKILL)
-        loading.join(30)
-        assert [(f.code, f.retriable) for f in failures] == [(Code.SERVER_UNREACHABLE, True)]
+        spec = ModelSpec("default_slow_1", tmp_path / "model.py", ("python",))
+        kill_during_a_load(server, adapter, spec, started.exists)
         assert restarted.wait(60)
         assert state(adapter, "default_slow_1") in {None, IndexState.UNAVAILABLE}
     finally:

@@ -12,7 +12,7 @@ import pytest
 
 from magnetar_agent.ports import free_port
 from magnetar_agent.server_process import Launch, ServerProcess, ServerStartFailed
-from tests.e2e.waiting import until
+from tests.support.leading import eventually
 
 # Answers like a V2 server that is live; its worker stays in the process group when it dies.
 _SERVER = """
@@ -54,7 +54,7 @@ def test_a_killed_server_is_started_again_on_its_ports(tmp_path: Path) -> None:
     assert (server.launch.url, server.restarts, len(told)) == (url, 1, 1)
     assert "-9" in told[0]
     assert server.pid not in {None, first}
-    until(lambda: not running(worker), "what its old life started is gone")
+    eventually(lambda: not running(worker), what="what its old life started is gone")
     server.stop()
 
 
@@ -67,7 +67,7 @@ def test_stop_leaves_no_process(tmp_path: Path) -> None:
     server.stop()
     assert not running(pid)
     assert server.pid is None
-    until(lambda: not running(worker), "what it started is gone")
+    eventually(lambda: not running(worker), what="what it started is gone")
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
@@ -101,5 +101,5 @@ time.sleep(600)
     assert running(pid)
     parent.kill()
     parent.wait()
-    until(lambda: not running(pid), "the server of a killed agent ended")
+    eventually(lambda: not running(pid), what="the server of a killed agent ended")
     os.kill(int((tmp_path / "worker.pid").read_text()), signal.SIGKILL)

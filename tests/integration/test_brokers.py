@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -16,6 +14,7 @@ from magnetar_common.brokers import PULSAR_VERSION, BrokerError, RunningBroker, 
 from magnetar_common.brokers.handshake import answers_pulsar
 from magnetar_common.brokers.ports import free_ports
 from magnetar_common.brokers.process import BrokerProcess
+from tests.support.leading import eventually
 
 TOPIC = "persistent://public/default/survives"
 
@@ -34,13 +33,6 @@ def _read(broker: RunningBroker, count: int) -> list[bytes]:
     payloads = [reader.read_next(10_000).data() for _ in range(count)]
     client.close()
     return payloads
-
-
-def _eventually(condition: Callable[[], bool], what: str, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 def _survives_a_crash(broker: RunningBroker) -> None:
@@ -108,7 +100,7 @@ def test_an_open_port_that_is_no_broker_does_not_count_as_one() -> None:
         [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"], stderr=subprocess.DEVNULL
     )
     try:
-        _eventually(lambda: _answers_http(port), "the web server answers")
+        eventually(lambda: _answers_http(port), what="the web server answers")
         assert not answers_pulsar("127.0.0.1", port)
     finally:
         server.kill()
@@ -134,7 +126,7 @@ def test_no_broker_outlives_a_starter_that_is_killed(tmp_path: Path) -> None:
     broker = int(starter.stdout.readline())
     starter.send_signal(signal.SIGKILL)
     starter.communicate()
-    _eventually(lambda: not _alive(broker), "the broker ends with the process that started it")
+    eventually(lambda: not _alive(broker), what="the broker ends with the process that started it")
 
 
 def _alive(pid: int) -> bool:

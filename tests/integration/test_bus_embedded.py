@@ -2,13 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from magnetar_common.brokers import RunningBroker
-from magnetar_common.bus import Bus, MessageId, connect
+from magnetar_common.bus import MessageId, connect
 from magnetar_common.errors import CannotFence, TopicHeld
 from magnetar_common.settings import BusSettings
 from tests.contract.bus_contract import Acks, BusContract, Connect, read_all
@@ -34,16 +33,8 @@ def settings(embedded_broker: RunningBroker, tmp_path: Path) -> BusSettings:
 
 class TestEmbeddedBus(BusContract):
     @pytest.fixture
-    def connect(self, settings: BusSettings) -> Iterator[Connect]:
-        opened: list[Bus] = []
-
-        def opening() -> Bus:
-            opened.append(connect(settings))
-            return opened[-1]
-
-        yield opening
-        for bus in opened:
-            bus.close()
+    def connects(self, settings: BusSettings) -> Connect:
+        return lambda: connect(settings)
 
 
 def test_without_a_data_folder_nothing_is_held(settings: BusSettings) -> None:

@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import httpx
 import pulsar
@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 import magnetar_common.bus as bus_package
 from magnetar_common.admin import Admin
 from magnetar_common.brokers import RunningBroker
-from magnetar_common.bus import Bus, MessageId, connect
+from magnetar_common.bus import MessageId, connect
 from magnetar_common.errors import BusRefused, Fenced, NotThere, TopicHeld, TopicsUnsafe
 from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.settings import BusSettings
@@ -24,16 +24,14 @@ from magnetar_events import versions
 from magnetar_events.schemas import fingerprint, released, schema_json
 from magnetar_scheduler import main as scheduler
 from tests.contract.bus_contract import (
-    DEADLINE_S,
     Acks,
     BusContract,
     CompactionContract,
     Connect,
     FencingContract,
     read_all,
-    wait_for,
 )
-from tests.support.brokers import settings_for
+from tests.support.brokers import compact_topic, settings_for
 from tests.support.forking import assert_refuses_a_fork
 from tests.support.leading import eventually
 
@@ -51,18 +49,6 @@ def settings(pulsar_broker: RunningBroker) -> BusSettings:
 def admin(settings: BusSettings) -> Iterator[Admin]:
     with Admin(settings) as admin:
         yield admin
-
-
-@pytest.fixture
-def compact(admin: Admin) -> Callable[[str], None]:
-    def compact(topic: str) -> None:
-        admin.compact(topic)
-        deadline = time.monotonic() + DEADLINE_S
-        while (status := admin.compaction(topic)) == "RUNNING":
-            assert time.monotonic() < deadline
-        assert status == "SUCCESS"
-
-    return compact
 
 
 def backlog(admin: Admin, topic: str) -> int:
@@ -85,17 +71,9 @@ def topic_suffix() -> str:
 
 class TestPulsarBus(BusContract, FencingContract, CompactionContract):
     @pytest.fixture
-    def connect(self, settings: BusSettings, admin: Admin) -> Iterator[Connect]:
-        opened: list[Bus] = []
+    def connects(self, settings: BusSettings, admin: Admin) -> Connect:
         apply(admin, [CLUSTER_ID])
-
-        def opening() -> Bus:
-            opened.append(connect(settings))
-            return opened[-1]
-
-        yield opening
-        for bus in opened:
-            bus.close()
+        return lambda: connect(settings)
 
     @pytest.fixture
     def depose(self, settings: BusSettings) -> Iterator[Callable[[str], None]]:
@@ -109,8 +87,8 @@ class TestPulsarBus(BusContract, FencingContract, CompactionContract):
         client.close()
 
     @pytest.fixture
-    def compact(self, compact: Callable[[str], None]) -> Callable[[str], None]:
-        return compact
+    def compact(self, admin: Admin) -> Callable[[str], None]:
+        return partial(compact_topic, admin)
 
     def test_the_holder_survives_an_unload(self, connect: Connect, topic: str, admin: Admin) -> None:
         """After an unload the leader writes on, nobody gets in, nothing is lost; what was unacknowledged may repeat."""
@@ -164,7 +142,7 @@ class TestPulsarBus(BusContract, FencingContract, CompactionContract):
         anchor.advance(place)
 
         left = 6 if batching else 5  # of a batch, which may hold more than what was handled, the whole entry stays
-        wait_for(lambda: backlog(admin, topic) == left)
+        eventually(lambda: backlog(admin, topic) == left)
         anchor.close()
 
     def test_a_missing_tenant_is_named(self, connect: Connect) -> None:

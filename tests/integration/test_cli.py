@@ -73,13 +73,6 @@ def cli(
 
 
 @pytest.fixture
-def bus(settings: BusSettings) -> Iterator[Bus]:
-    bus = connect(settings)
-    yield bus
-    bus.close()
-
-
-@pytest.fixture
 def leader(settings: BusSettings) -> Iterator[object]:
     with leading(lambda: connect(settings)) as led:
         yield led

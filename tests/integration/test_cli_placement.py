@@ -6,10 +6,10 @@ from pathlib import Path
 from magnetar_cli.exit_codes import ExitCode
 from magnetar_common.bus import Bus
 from magnetar_events import facts as f
-from tests.integration.test_cli import MANIFEST, Cli, bus, cli, settings
+from tests.integration.test_cli import MANIFEST, Cli, cli, settings
 from tests.support.logs import busy_world, write
 
-__all__ = ["bus", "cli", "settings"]
+__all__ = ["cli", "settings"]
 
 
 def test_explain_and_plan(cli: Cli, bus: Bus, tmp_path: Path) -> None:

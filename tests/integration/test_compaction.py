@@ -19,7 +19,7 @@ from magnetar_events import ENTRY, ROUTE, SERVICE_RECORD, Codec, Route
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.schemas import schema_json
 from tests.contract.bus_contract import DEADLINE_S
-from tests.support.brokers import settings_for
+from tests.support.brokers import compact_topic, settings_for
 from tests.support.leading import eventually
 from tests.support.logs import entry
 from tests.support.world import record
@@ -57,11 +57,6 @@ def _route(key: int, version: int) -> Any:
     return Route(model=f"default/m{key}", tenant="default", term=1, position=version, targets=())
 
 
-def compact(admin: Admin, topic: str) -> None:
-    admin.compact(topic)
-    eventually(lambda: admin.compaction(topic) == "SUCCESS", within=DEADLINE_S)
-
-
 @pytest.mark.parametrize(
     ("topic", "codec", "make"),
     [(SERVICE_REGISTRY, SERVICE_RECORD, _record), (ROUTES, ROUTE, _route)],
@@ -79,15 +74,15 @@ def test_l2_keys_survive_compactions_and_the_end_of_the_originals_and_tombstones
             for key in range(10):
                 level.put(producer, key, version)
         eventually(lambda: len(watching) == 10 and watching.get("k9") == make(9, 2))
-        compact(admin, level.full_name)
+        compact_topic(admin, level.full_name)
         producer.send(b"", key="k1")
         level.put(producer, 2, 3)
-        compact(admin, level.full_name)
+        compact_topic(admin, level.full_name)
         producer.send(b"", key="k3")
         level.put(producer, 1, 4)  # there again
         level.put(producer, 4, 5)
         producer.send(b"", key="k4")
-        compact(admin, level.full_name)
+        compact_topic(admin, level.full_name)
         newest = {1: 4, 2: 3, **dict.fromkeys((0, 5, 6, 7, 8, 9), 2)}
         expected = {f"k{key}": make(key, version) for key, version in newest.items()}
 

@@ -1,12 +1,10 @@
 """The leader's loop on every broker: from a request to a route, and across a restart."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from magnetar_common.bus import Bus
-from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.log import replay
 from magnetar_common.state import State
 from magnetar_common.topics import MODEL_EVENTS, ROUTES, SERVICE_REGISTRY
@@ -18,20 +16,10 @@ from magnetar_events.schemas import schema_json
 from magnetar_scheduler import leader as leader_module
 from magnetar_scheduler.inputs import Request
 from tests.support.agents import SimulatedAgent
-from tests.support.brokers import prepared
 from tests.support.leading import eventually, leading
 from tests.support.requests import IRIS, deploy, last_route, servers_routed, set_policy, undeploy
 
 Connect = Callable[[], Bus]
-
-
-@pytest.fixture(params=["memory", "embedded", pytest.param("pulsar", marks=pytest.mark.pulsar)])
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
-    """Connects to a Magnetar of the test's own, on each broker."""
-    if request.param == "memory":
-        broker = MemoryBroker()
-        return lambda: MemoryBus(broker)
-    return prepared(request.getfixturevalue(f"{request.param}_broker"), str(tmp_path))
 
 
 def test_deploy_becomes_a_command_and_a_route(connect: Connect) -> None:

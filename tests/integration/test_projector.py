@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
@@ -28,6 +27,7 @@ from magnetar_projector.places import until
 from magnetar_projector.projector import MAX_LAG_S, Projector
 from magnetar_projector.queries import Queries
 from magnetar_projector.read_model import MEMORY, ReadModel
+from tests.support.leading import eventually
 from tests.support.logs import barrier, busy_world, entry, write, write_junk
 from tests.support.world import World
 
@@ -91,14 +91,6 @@ def follow(broker: MemoryBroker, read_model: ReadModel, **options: int) -> Proje
 def catch_up(projector: Projector) -> None:
     while projector.step(0):
         pass
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        pause.wait(0.01)
 
 
 def tables(read_model: ReadModel) -> list[list[tuple[object, ...]]]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -17,53 +17,19 @@ import pytest
 
 from magnetar_common.brokers import embedded
 from magnetar_common.bus import Bus, connect
-from magnetar_common.bus.memory import MemoryBroker, MemoryBus
+from magnetar_common.bus.memory import MemoryBus
 from magnetar_common.discovery import Discovery, history
 from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.registrar import Registrar
 from magnetar_common.settings import BusSettings
 from magnetar_common.topics import SERVICE_REGISTRY
-from magnetar_events import SERVICE_RECORD, ServiceRecord
-from magnetar_events.codec import FINGERPRINT
 from magnetar_events.policy import Policy
-from magnetar_events.records import Address
 from magnetar_registry.main import SERVICE_NAME, RegistrySettings, serve
 from magnetar_registry.service import RegistryService
+from tests.support.leading import eventually
+from tests.support.registry import DEADLINE, QUICK, SLOW, Registry, record
 
 FAST = Policy(heartbeat_ms=120, lease_ms=360, hold_ms=0)
-QUICK = {"heartbeatMs": "100"}
-SLOW = {"heartbeatMs": "20000"}
-DEADLINE = 20.0
-
-
-def record(instance: str, status: str = "UP", name: str = "ranker", **fields: object) -> ServiceRecord:
-    given = {"service_name": name, "instance_id": instance, "status": status, "timestamp": 0, **fields}
-    return ServiceRecord.model_validate({"address": Address(host="127.0.0.1", port=1), **given})
-
-
-class Registry:
-    """The registry topic in memory: written by hand, and read as it was written."""
-
-    def __init__(self) -> None:
-        self.broker = MemoryBroker()
-        self._bus = MemoryBus(self.broker)
-        self._producer = self._bus.producer(SERVICE_REGISTRY.name)
-        self._reader = self._bus.reader(SERVICE_REGISTRY.name)
-
-    def say(self, instance: str, status: str = "UP", name: str = "ranker", **fields: object) -> None:
-        said = record(instance, status, name, **fields)
-        self._producer.send(SERVICE_RECORD.encode(said), key=instance, properties=SERVICE_RECORD.properties)
-
-    def next(self, instance: str) -> ServiceRecord | None:
-        """Return what is said of an instance next: a record, or None for its tombstone."""
-        deadline = time.monotonic() + DEADLINE
-        while time.monotonic() < deadline:
-            message = self._reader.read(0.1)
-            if message is not None and message.key == instance:
-                return (
-                    SERVICE_RECORD.decode(message.payload, message.properties[FINGERPRINT]) if message.payload else None
-                )
-        raise AssertionError(f"nothing was said of {instance}")
 
 
 @contextlib.contextmanager
@@ -82,14 +48,6 @@ def retiring(where: Registry | Bus, linger_s: float = 0.1) -> Iterator[RegistryS
 @pytest.fixture
 def registry() -> Registry:
     return Registry()
-
-
-def eventually(condition: Callable[[], bool], timeout: float = DEADLINE) -> None:
-    deadline = time.monotonic() + timeout
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        tick.wait(0.01)
 
 
 def test_a_silent_instance_is_declared_down_and_later_gets_its_tombstone(registry: Registry) -> None:
@@ -242,7 +200,7 @@ def test_a_watch_begins_with_a_snapshot_and_then_streams_changes(registry: Regis
         assert (kind, data["instanceId"], data["status"]) == ("changed", "b", "UP")
         registry.say("b", "DOWN", metadata=SLOW)
         assert next(events)[1]["status"] == "DOWN"
-        registry._producer.send(b"", key="b")
+        registry.bury("b")
         assert next(events) == ("gone", {"instanceId": "b"})
 
 

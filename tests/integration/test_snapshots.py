@@ -29,7 +29,6 @@ from magnetar_projector.read_model import MEMORY, ReadModel
 from magnetar_projector.snapshots import SnapshotWriter
 from magnetar_scheduler.leadership import Challenger
 from tests.support.agents import SimulatedAgent
-from tests.support.brokers import prepared
 from tests.support.leading import eventually, leading
 from tests.support.logs import busy_world, entry, write
 from tests.support.requests import deploy, servers_routed
@@ -37,15 +36,6 @@ from tests.support.snapshots import DAMAGE, files, taken
 from tests.support.world import World
 
 Connect = Callable[[], Bus]
-
-
-@pytest.fixture(params=["memory", "embedded", pytest.param("pulsar", marks=pytest.mark.pulsar)])
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
-    """Connects to a Magnetar of the test's own, on each broker."""
-    if request.param == "memory":
-        broker = MemoryBroker()
-        return lambda: MemoryBus(broker)
-    return prepared(request.getfixturevalue(f"{request.param}_broker"), str(tmp_path))
 
 
 @pytest.fixture

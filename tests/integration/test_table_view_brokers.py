@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
@@ -18,9 +18,10 @@ from magnetar_common.topics import SERVICE_REGISTRY, under
 from magnetar_events import SERVICE_RECORD
 from magnetar_events.records import Device
 from magnetar_events.schemas import schema_json
-from tests.contract.bus_contract import DEADLINE_S, wait_for
+from tests.contract.bus_contract import DEADLINE_S
 from tests.contract.table_view_contract import CompactedViewContract, TableViewContract, put, view_of
-from tests.support.brokers import settings_for
+from tests.support.brokers import compact_topic, settings_for
+from tests.support.leading import eventually
 from tests.support.world import record
 
 STOCK = """
@@ -45,10 +46,8 @@ sys.stdin.read()
 
 class TestEmbeddedTableView(TableViewContract):
     @pytest.fixture
-    def bus(self, embedded_broker: RunningBroker) -> Iterator[Bus]:
-        bus = connect(BusSettings(url=embedded_broker.service_url, admin_url="", operation_timeout_s=5))
-        yield bus
-        bus.close()
+    def settings(self, embedded_broker: RunningBroker) -> BusSettings:
+        return BusSettings(url=embedded_broker.service_url, admin_url="", operation_timeout_s=5)
 
 
 @pytest.mark.pulsar
@@ -58,23 +57,9 @@ class TestPulsarTableView(TableViewContract, CompactedViewContract):
         return BusSettings(url=pulsar_broker.service_url, admin_url=pulsar_broker.admin_url or "")
 
     @pytest.fixture
-    def bus(self, settings: BusSettings) -> Iterator[Bus]:
-        bus = connect(settings)
-        yield bus
-        bus.close()
-
-    @pytest.fixture
     def compact(self, settings: BusSettings) -> Iterator[Callable[[str], None]]:
         with Admin(settings) as admin:
-
-            def compact(topic: str) -> None:
-                admin.compact(topic)
-                deadline = time.monotonic() + DEADLINE_S
-                while (status := admin.compaction(topic)) == "RUNNING":
-                    assert time.monotonic() < deadline
-                assert status == "SUCCESS"
-
-            yield compact
+            yield partial(compact_topic, admin)
 
     def test_l1_a_view_frozen_across_tombstone_and_compaction_loses_the_key_within_a_sweep(
         self, bus: Bus, topic: str, settings: BusSettings, compact: Callable[[str], None]
@@ -132,8 +117,7 @@ class TestPulsarTableView(TableViewContract, CompactedViewContract):
             latest = full.model_copy(update={"timestamp": beat})
             producer.send(SERVICE_RECORD.encode(latest), key=full.instance_id, properties=SERVICE_RECORD.properties)
         with Admin(settings) as admin:
-            admin.compact(under(settings.tenant, SERVICE_REGISTRY.name))
-            wait_for(lambda: admin.compaction(under(settings.tenant, SERVICE_REGISTRY.name)) == "SUCCESS")
+            compact_topic(admin, under(settings.tenant, SERVICE_REGISTRY.name))
         reader = bus.reader(SERVICE_REGISTRY.name, compacted=True)
         messages = []
         while not reader.at_end():
@@ -171,11 +155,11 @@ def test_a_view_survives_a_broker_restart(own_embedded_broker: RunningBroker) ->
     put(bus.producer(topic), a="1", b="1")
     with view_of(bus, topic, sweep_s=0.5) as view:
         own_embedded_broker.kill()
-        wait_for(lambda: not view.caught_up)
+        eventually(lambda: not view.caught_up)
         assert dict(view.items()) == {"a": "1", "b": "1"}
 
         own_embedded_broker.restart()
         put(bus.producer(topic), a="2")
-        wait_for(lambda: view.get("a") == "2" and view.caught_up)
+        eventually(lambda: view.get("a") == "2" and view.caught_up)
         assert dict(view.items()) == {"a": "2", "b": "1"}
     bus.close()

@@ -8,6 +8,7 @@ from magnetar_common.brokers import RunningBroker
 from magnetar_common.bus import Bus, connect
 from magnetar_common.settings import BusSettings
 from magnetar_common.topic_policies import apply
+from tests.support.leading import eventually
 
 
 def settings_for(broker: RunningBroker, data_dir: str = "") -> BusSettings:
@@ -28,3 +29,9 @@ def prepared(broker: RunningBroker, data_dir: str = "") -> Callable[[], Bus]:
     """Return what connects to a fresh tenant."""
     settings = settings_for(broker, data_dir)
     return lambda: connect(settings)
+
+
+def compact_topic(admin: Admin, topic: str) -> None:
+    """Compact a topic, and wait until it is done."""
+    admin.compact(topic)
+    assert eventually(lambda: (status := admin.compaction(topic)) != "RUNNING" and status) == "SUCCESS"

@@ -15,7 +15,7 @@ from magnetar_common.topics import AGENT_EVENTS, commands_topic
 from magnetar_events import AGENT_EVENT, COMMAND, AgentEvent, versions
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.commands import Command, CommandKind, LoadModel, ReportInventory, UnloadModel
-from magnetar_events.reports import InventoryReported, ReportKind
+from magnetar_events.reports import InventoryReported, ModelLoading, ReportKind
 from tests.support.adapters import FakeAdapter
 from tests.support.leading import eventually
 from tests.support.world import record
@@ -85,6 +85,12 @@ class Stage:
     def load(self, position: int, model: str = IRIS, generation: int = 1, *, term: int = 1, **fields: object) -> None:
         values = {"storage_uri": self.artifact.as_uri(), "requirements": ("sklearn",), "memory": 100, **fields}
         self.command(LoadModel(model=model, generation=generation, **values), position, term=term)  # type: ignore[arg-type]
+
+    def begin_load(self, position: int, model: str = IRIS) -> None:
+        """Have it loading, for as long as the adapter's gate is not set."""
+        self.adapter.gate.clear()
+        self.load(position, model)
+        self.hears(ModelLoading, position)
 
     def unload(self, position: int, model: str = IRIS, generation: int = 1, *, term: int = 1) -> None:
         self.command(UnloadModel(model=model, generation=generation), position, term=term)

@@ -1,10 +1,10 @@
 """The bus in memory passes the contract, and its faults are those of a broker."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
-from magnetar_common.bus import Bus, MessageId
+from magnetar_common.bus import MessageId
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.errors import BusUnavailable, Fenced, SendTimedOut
 from tests.contract.bus_contract import Acks, BusContract, CompactionContract, Connect, FencingContract, read_all
@@ -19,16 +19,8 @@ def broker() -> MemoryBroker:
 
 class TestMemoryBus(BusContract, FencingContract, CompactionContract):
     @pytest.fixture
-    def connect(self, broker: MemoryBroker) -> Iterator[Connect]:
-        opened: list[Bus] = []
-
-        def connect() -> Bus:
-            opened.append(MemoryBus(broker))
-            return opened[-1]
-
-        yield connect
-        for bus in opened:
-            bus.close()
+    def connects(self, broker: MemoryBroker) -> Connect:
+        return lambda: MemoryBus(broker)
 
     @pytest.fixture
     def compact(self, broker: MemoryBroker) -> Callable[[str], None]:

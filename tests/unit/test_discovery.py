@@ -4,45 +4,19 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.discovery import Discovery, history
 from magnetar_common.topics import SERVICE_REGISTRY
-from magnetar_events import SERVICE_RECORD, ServiceRecord
+from magnetar_events import ServiceRecord
 from magnetar_events.policy import Policy
-from magnetar_events.records import Address
+from tests.support.leading import eventually
+from tests.support.registry import QUICK, SLOW, Registry
 
 FAST = Policy(heartbeat_ms=100, lease_ms=300, hold_ms=0)
 PATIENT = 10.0
-QUICK = {"heartbeatMs": "100"}
-SLOW = {"heartbeatMs": "20000"}
-
-
-def record(instance: str, status: str = "UP", name: str = "ranker", **fields: object) -> ServiceRecord:
-    given = {"service_name": name, "instance_id": instance, "status": status, "timestamp": 0, **fields}
-    return ServiceRecord.model_validate({"address": Address(host="127.0.0.1", port=1), **given})
-
-
-class Registry:
-    """Writes to the registry topic by hand."""
-
-    def __init__(self) -> None:
-        self.broker = MemoryBroker()
-        self.bus = MemoryBus(self.broker)
-        self._producer = MemoryBus(self.broker).producer(SERVICE_REGISTRY.name)
-
-    def say(self, instance: str, status: str = "UP", name: str = "ranker", **fields: object) -> None:
-        said = record(instance, status, name, **fields)
-        self._producer.send(SERVICE_RECORD.encode(said), key=instance, properties=SERVICE_RECORD.properties)
-
-    def bury(self, instance: str) -> None:
-        self._producer.send(b"", key=instance)
-
-    def junk(self, instance: str) -> None:
-        self._producer.send(b"\xff" * 30, key=instance)
 
 
 @pytest.fixture
@@ -56,14 +30,6 @@ def registry() -> Iterator[Registry]:
 def discovery(registry: Registry) -> Iterator[Discovery]:
     with Discovery(registry.bus) as made:
         yield made
-
-
-def eventually(condition: Callable[[], bool], timeout: float = PATIENT) -> None:
-    deadline = time.monotonic() + timeout
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        tick.wait(0.005)
 
 
 def ids(records: list[ServiceRecord]) -> list[str]:

@@ -15,6 +15,7 @@ from magnetar_common.topics import SERVICE_REGISTRY
 from magnetar_events import SERVICE_RECORD, ServiceRecord
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.records import Address, Device, ServerInfo
+from tests.support.leading import eventually
 
 INTERVAL = 0.02
 
@@ -63,14 +64,6 @@ def topic() -> Iterator[Topic]:
     made = Topic()
     yield made
     made.bus.close()
-
-
-def eventually(condition: Callable[[], bool], timeout: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout
-    tick = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        tick.wait(0.005)
 
 
 def test_it_registers_as_starting_then_up_and_leaves_as_down(topic: Topic) -> None:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import hashlib
+import re
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -161,11 +162,11 @@ def test_even_what_no_decider_would_write_survives(facts: list[f.Fact]) -> None:
 def test_the_format_is_raised_when_the_state_changes() -> None:
     """A field of the state's classes came, went or changed: raise FORMAT and write the new digest here.
 
-    Otherwise a snapshot of before would be taken for one of now.
+    Otherwise a snapshot of before would be taken for one of now. Where a class is defined is no part of it.
     """
     shape = [
-        (cls.__name__, field.name, str(field.type))
+        (cls.__name__, field.name, re.sub(r"\w+\.", "", str(field.type)))
         for cls in (State, Server, Model, Version, Replica, Awaited, Level)
         for field in dataclasses.fields(cls)
     ]
-    assert (FORMAT, hashlib.sha256(repr(shape).encode()).hexdigest()[:16]) == (1, "78777b010b806db6")
+    assert (FORMAT, hashlib.sha256(repr(shape).encode()).hexdigest()[:16]) == (1, "c57f02c87936c504")

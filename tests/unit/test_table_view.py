@@ -9,8 +9,9 @@ from magnetar_common import table_view
 from magnetar_common.bus import Bus, Message
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.table_view import TableView
-from tests.contract.bus_contract import DEADLINE_S, wait_for
+from tests.contract.bus_contract import DEADLINE_S
 from tests.contract.table_view_contract import CompactedViewContract, TableViewContract, put, text, view_of
+from tests.support.leading import eventually
 
 TOPIC = "persistent://public/default/view"
 
@@ -41,12 +42,12 @@ def test_a_tombstone_compacted_away_while_frozen_is_found_by_the_sweep(broker: M
     with view_of(cut_off, TOPIC) as view:
         view.for_each_and_listen(lambda key, value: heard.append((key, value)))
         broker.disconnect(cut_off)
-        wait_for(lambda: not view.caught_up)
+        eventually(lambda: not view.caught_up)
         put(producer, dead="")
         broker.compact(TOPIC)
         broker.reconnect(cut_off)
         put(producer, alive="2")
-        wait_for(lambda: view.get("alive") == "2")
+        eventually(lambda: view.get("alive") == "2")
         assert "dead" in view  # nothing that a reader can see tells it otherwise
 
         assert view.resync(DEADLINE_S)
@@ -58,7 +59,7 @@ def test_a_tombstone_compacted_away_while_frozen_is_found_by_the_sweep(broker: M
 def test_the_sweep_comes_by_itself(broker: MemoryBroker, bus: MemoryBus) -> None:
     """Passes repeat on their own timer."""
     with view_of(bus, TOPIC, sweep_s=0.01) as view:
-        wait_for(lambda: view.passes > 3)
+        eventually(lambda: view.passes > 3)
 
 
 def test_a_broken_pass_removes_nothing(broker: MemoryBroker) -> None:
@@ -67,15 +68,15 @@ def test_a_broken_pass_removes_nothing(broker: MemoryBroker) -> None:
     put(bus.producer(TOPIC), a="1", b="1")
     with view_of(bus, TOPIC, sweep_s=0.01) as view:
         broker.disconnect(bus)
-        wait_for(lambda: not view.caught_up)
-        wait_for(lambda: view.interruptions > 1)
+        eventually(lambda: not view.caught_up)
+        eventually(lambda: view.interruptions > 1)
         assert dict(view.items()) == {"a": "1", "b": "1"}
         assert view.lag > 0.0
         assert not view.resync(0.01)
 
         broker.reconnect(bus)
         passes = view.passes
-        wait_for(lambda: view.caught_up and view.passes > passes)
+        eventually(lambda: view.caught_up and view.passes > passes)
         assert dict(view.items()) == {"a": "1", "b": "1"}
 
 
@@ -90,7 +91,7 @@ def test_a_broker_that_starts_over_is_believed(broker: MemoryBroker, bus: Memory
         assert view.resync(DEADLINE_S)
         assert dict(view.items()) == {"a": "3"}
         put(bus.producer(TOPIC), a="4")
-        wait_for(lambda: view.get("a") == "4")
+        eventually(lambda: view.get("a") == "4")
 
 
 def test_a_listener_that_fails_is_counted_and_stops_nobody(bus: MemoryBus) -> None:
@@ -106,7 +107,7 @@ def test_a_listener_that_fails_is_counted_and_stops_nobody(bus: MemoryBus) -> No
         view.for_each_and_listen(fails)
         view.for_each_and_listen(lambda key, _: heard.append(key))
         put(producer, b="1")
-        wait_for(lambda: heard == ["a", "b"])
+        eventually(lambda: heard == ["a", "b"])
         assert view.listener_errors == 2
 
 
@@ -151,7 +152,7 @@ def test_a_view_that_cannot_keep_up_says_so(bus: MemoryBus, monkeypatch: pytest.
         assert view.wait_ready(DEADLINE_S)
         for n in range(200):
             producer.send(str(n).encode(), key="n")
-        wait_for(lambda: view.get("n") == "199" and view.caught_up)
+        eventually(lambda: view.get("n") == "199" and view.caught_up)
         assert any(behind)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from magnetar_cli.connection import Following
+from magnetar_cli.connection import Following, connected
 from magnetar_cli.contexts import signing_settings
 from magnetar_cli.exit_codes import CommandError, ExitCode, TimedOut
 from magnetar_cli.manifests import Manifest
@@ -26,8 +26,15 @@ SOURCE = "magnetar-cli"
 ANSWER_S = 20.0
 """A request that is not answered for this long (seconds) has no scheduler to answer it."""
 
+
+def _state(name: str) -> str:
+    return parse_state(name) if name else ""
+
+
 Reason = Annotated[str, typer.Option("--reason", help="Why; it is kept in the log.")]
-Wait = Annotated[str, typer.Option("--wait", "-w", metavar="STATE", help="Wait until the model is in this state.")]
+Wait = Annotated[
+    str, typer.Option("--wait", "-w", metavar="STATE", callback=_state, help="Wait until the model is in this state.")
+]
 Seconds = Annotated[float, typer.Option("--timeout", "-t", min=0, help="Seconds to wait, at most.")]
 Generation = Annotated[
     int | None,
@@ -42,6 +49,12 @@ def asking(bus: Bus) -> Generator[Magnetar]:
     actor = signer.actor if signer else Actor(authtype="user", authid=f"uid-{os.getuid()}")
     with Magnetar(bus, source=SOURCE, actor=actor, signer=signer) as magnetar:
         yield magnetar
+
+
+def ask(what: str, wish: Callable[[Magnetar], Handle]) -> Outcome:
+    """Connect, ask, and return the outcome once the scheduler has accepted; errors as for :func:`answered`."""
+    with connected() as bus, asking(bus) as magnetar:
+        return answered(what, lambda: wish(magnetar))
 
 
 def answered(what: str, ask: Callable[[], Handle]) -> Outcome:
@@ -91,7 +104,6 @@ def send(
 
     The first that is refused ends it; what was accepted before stays so.
     """
-    wanted = parse_state(wait) if wait else ""
     rows: list[Json] = []
     try:
         with asking(bus) as magnetar:
@@ -101,13 +113,13 @@ def send(
                 rows.append({"subject": request.subject, "result": "accepted", "generation": outcome.generation})
     finally:
         show(rows, {"what": lambda row: row["subject"], "result": _result}, form)
-    if wanted:
+    if wait:
         log = Following(bus)
         try:
             for manifest in manifests:
                 if isinstance(manifest.request, DeployModel):
-                    wait_for(log, manifest.request.subject, wanted, seconds)
-                    note(f"{manifest.request.subject} is {wanted}")
+                    wait_for(log, manifest.request.subject, wait, seconds)
+                    note(f"{manifest.request.subject} is {wait}")
         finally:
             log.close()
 

@@ -1,6 +1,6 @@
 """What was asked of a model: by whom, when, why, and what each wish changed."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,25 +66,33 @@ def history_of(model: str, records: Iterable[LogRecord]) -> list[Change]:
     """
     changes: list[Change] = []
     generation, spec = 0, _NOTHING
+    for record, request, fact in told(model, _WISHES, records):
+        before = spec
+        if isinstance(fact, f.ModelWanted):
+            kind = "rolled back" if fact.again or fact.rollback_of else "deployed"
+            generation, spec = fact.generation, plain(fact.spec)
+        elif isinstance(fact, f.ModelScaled):
+            kind, spec = "scaled", {**spec, "replicas": fact.replicas}
+        elif isinstance(fact, f.ModelUndeployed):
+            kind, spec = "undeployed", _NOTHING
+        else:
+            kind = "frozen" if isinstance(fact, f.ModelFrozen) else "unfrozen"
+        differences = compare(before, spec) if before and spec else ()
+        changes.append(_change(record, kind, generation, request, differences))
+    return changes
+
+
+def told(
+    model: str, kinds: tuple[type, ...], records: Iterable[LogRecord]
+) -> Iterator[tuple[LogRecord, f.RequestAccepted | None, Any]]:
+    """Yield each fact of some kinds about a model, with its record and the request in it that asked for it, if any."""
     for record in records:
         request: f.RequestAccepted | None = None
         for fact in record.entry.facts:
             if isinstance(fact, f.RequestAccepted):
                 request = fact
-            elif isinstance(fact, _WISHES) and fact.model == model:
-                before = spec
-                if isinstance(fact, f.ModelWanted):
-                    kind = "rolled back" if fact.again or fact.rollback_of else "deployed"
-                    generation, spec = fact.generation, plain(fact.spec)
-                elif isinstance(fact, f.ModelScaled):
-                    kind, spec = "scaled", {**spec, "replicas": fact.replicas}
-                elif isinstance(fact, f.ModelUndeployed):
-                    kind, spec = "undeployed", _NOTHING
-                else:
-                    kind = "frozen" if isinstance(fact, f.ModelFrozen) else "unfrozen"
-                differences = compare(before, spec) if before and spec else ()
-                changes.append(_change(record, kind, generation, request, differences))
-    return changes
+            elif isinstance(fact, kinds) and getattr(fact, "model", "") == model:
+                yield record, request, fact
 
 
 def _change(

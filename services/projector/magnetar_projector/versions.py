@@ -7,7 +7,7 @@ from typing import Any
 from magnetar_common.log import LogRecord
 from magnetar_common.render import plain
 from magnetar_events import facts as f
-from magnetar_projector.history import Difference, compare
+from magnetar_projector.history import Difference, compare, told
 from magnetar_projector.places import time_of
 
 _MILESTONES = (
@@ -82,13 +82,8 @@ def versions_of(model: str, records: Iterable[LogRecord]) -> list[VersionPast]:
         records: entries in order of the log, all of those at least that hold one of :data:`MILESTONES` of the model.
     """
     past = _Past()
-    for record in records:
-        request: f.RequestAccepted | None = None
-        for fact in record.entry.facts:
-            if isinstance(fact, f.RequestAccepted):
-                request = fact
-            elif isinstance(fact, _MILESTONES) and fact.model == model:
-                past.hear(record, fact, request)
+    for record, request, fact in told(model, _MILESTONES, records):
+        past.hear(record, fact, request)
     return [past.judged(version) for version in past.versions.values()]
 
 

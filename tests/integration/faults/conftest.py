@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from magnetar_common.brokers import RunningBroker
-from magnetar_common.bus import Bus, connect
 from magnetar_common.settings import BusSettings
 from tests.support.brokers import settings_for
 from tests.support.schedulers import Schedulers, schedulers
@@ -15,13 +14,6 @@ from tests.support.schedulers import Schedulers, schedulers
 @pytest.fixture
 def settings(pulsar_broker: RunningBroker) -> BusSettings:
     return settings_for(pulsar_broker)
-
-
-@pytest.fixture
-def bus(settings: BusSettings) -> Iterator[Bus]:
-    bus = connect(settings)
-    yield bus
-    bus.close()
 
 
 @pytest.fixture

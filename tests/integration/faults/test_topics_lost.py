@@ -53,38 +53,32 @@ def test_an_input_topic_that_is_deleted_is_made_anew_and_followed(
     agent.die()
 
 
-def served_from(bus: Bus, names: tuple[str, ...]) -> None:
-    """All of these models have a route, as somebody sees who looks for the first time."""
-    eventually(lambda: all(servers_routed(bus, f"default/{name}") for name in names), within=30, what=str(names))
-
-
-def test_routes_that_are_deleted_are_put_back_within_a_comparison(
-    settings: BusSettings, bus: Bus, admin: Admin, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("compare_s", "published"),
+    [
+        pytest.param(3.0, (), id="within a comparison, with nothing else published"),
+        pytest.param(600.0, ("three",), id="long before a comparison, when one is published"),
+    ],
+)
+def test_routes_that_are_deleted_are_put_back(
+    settings: BusSettings,
+    bus: Bus,
+    admin: Admin,
+    monkeypatch: pytest.MonkeyPatch,
+    compare_s: float,
+    published: tuple[str, ...],
 ) -> None:
-    """Nothing else is published meanwhile, and nobody takes over."""
-    monkeypatch.setattr(routes, "COMPARE_S", 3.0)
+    """A comparison finds them missing, and so does whatever comes on the topic that was made anew; nobody takes over."""
+    monkeypatch.setattr(routes, "COMPARE_S", compare_s)
     agent = SimulatedAgent(bus, "a")
     with leading(lambda: connect(settings)) as led:
         serves(bus, "one")
         serves(bus, "two")
         admin.delete(under(settings.tenant, ROUTES.name))
-        served_from(bus, ("one", "two"))
-        assert (led.error, led.state.term) == (None, 1)
-    agent.die()
-
-
-def test_routes_that_are_deleted_are_put_back_when_one_is_published(
-    settings: BusSettings, bus: Bus, admin: Admin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What comes on the topic that was made anew shows that it was, long before a comparison is due."""
-    monkeypatch.setattr(routes, "COMPARE_S", 600.0)
-    agent = SimulatedAgent(bus, "a")
-    with leading(lambda: connect(settings)) as led:
-        serves(bus, "one")
-        serves(bus, "two")
-        admin.delete(under(settings.tenant, ROUTES.name))
-        serves(bus, "three")
-        served_from(bus, ("one", "two", "three"))
+        for name in published:
+            serves(bus, name)
+        names = ("one", "two", *published)
+        eventually(lambda: all(servers_routed(bus, f"default/{name}") for name in names), within=30, what=str(names))
         assert (led.error, led.state.term) == (None, 1)
     agent.die()
 

@@ -76,9 +76,7 @@ def test_an_agent_reports_in_a_schema_that_its_leader_reads(tmp_path: Path, read
 def test_s02_unload_during_a_load_ends_unloaded(tmp_path: Path) -> None:
     """It waits for the load, and leaves nothing in the server."""
     with staged(tmp_path) as stage:
-        stage.adapter.gate.clear()
-        stage.load(1)
-        stage.hears(ModelLoading, 1)
+        stage.begin_load(1)
         stage.unload(2)
         stage.adapter.gate.set()
         stage.hears(ModelUnloaded, 2)
@@ -89,9 +87,7 @@ def test_s02_unload_during_a_load_ends_unloaded(tmp_path: Path) -> None:
 def test_command_that_is_superseded_while_it_waits_is_skipped(tmp_path: Path) -> None:
     """Only the newest of those that wait is done."""
     with staged(tmp_path) as stage:
-        stage.adapter.gate.clear()
-        stage.load(1)
-        stage.hears(ModelLoading, 1)
+        stage.begin_load(1)
         for position in range(2, 10):
             stage.unload(position) if position % 2 else stage.load(position)
         stage.adapter.gate.set()
@@ -102,9 +98,7 @@ def test_command_that_is_superseded_while_it_waits_is_skipped(tmp_path: Path) ->
 def test_repeat_is_answered_and_not_acted_on(tmp_path: Path) -> None:
     """By a later leader too; while it is in progress it is not even answered."""
     with staged(tmp_path) as stage:
-        stage.adapter.gate.clear()
-        stage.load(3)
-        stage.hears(ModelLoading, 3)
+        stage.begin_load(3)
         stage.load(3)
         stage.load(3, term=2)
         stage.adapter.gate.set()
@@ -339,9 +333,7 @@ def test_index_that_lies_is_believed_over_the_answer(tmp_path: Path) -> None:
 def test_inventory_during_a_load_says_busy(tmp_path: Path) -> None:
     """What is on its way is neither there nor gone, and not in the digest."""
     with staged(tmp_path) as stage:
-        stage.adapter.gate.clear()
-        stage.load(1)
-        stage.hears(ModelLoading, 1)
+        stage.begin_load(1)
         told = stage.inventory(2)
         assert [(m.model, m.ready, m.busy) for m in told.models] == [(IRIS, False, True)]
         assert told.digest == index_digest([])
@@ -444,9 +436,7 @@ def test_heartbeat_says_what_is_in_the_server_now(tmp_path: Path) -> None:
         stage.load(1)
         stage.hears(ModelLoaded, 1)
         eventually(lambda: stage.agent._ledger.loaded())
-        stage.adapter.gate.clear()
-        stage.load(2, "default/slow")
-        stage.hears(ModelLoading, 2)
+        stage.begin_load(2, "default/slow")
         info = stage.agent.refresh(record("a")).server
         assert info is not None
         assert (info.loads, info.digest, info.report) == (1, index_digest([SERVED]), 4)

@@ -5,17 +5,17 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Concatenate, ParamSpec, cast
 
 import typer
 
 from magnetar_cli import manifests, shown
-from magnetar_cli.asking import Generation, Reason, Seconds, Wait, answered, asking, send
+from magnetar_cli.asking import Generation, Reason, Seconds, Wait, ask, send
 from magnetar_cli.commands.apply import File
 from magnetar_cli.connection import Following, connected, following
 from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import Columns, Format, Json, Output, note, put, show, table, write
-from magnetar_cli.waiting import TERMINATED, parse_state, wait_for
+from magnetar_cli.waiting import TERMINATED, wait_for
 from magnetar_common.actors import who
 from magnetar_common.client import Handle, Magnetar, Outcome
 from magnetar_common.errors import BusUnavailable
@@ -30,6 +30,8 @@ from magnetar_projector.versions import NoSuchVersion, between, versions_of
 from magnetar_projector.versions import shown as past
 
 app = typer.Typer(help="Models: want them, see them, use them.", no_args_is_help=True)
+
+P = ParamSpec("P")
 
 Named = Annotated[str, typer.Argument(metavar="NAME", help="name, or tenant/name")]
 
@@ -74,8 +76,7 @@ def unload(
 ) -> None:
     """No longer want a model: unroute, unload everywhere, forget."""
     key = key_of(name)
-    tenant, _, bare = key.partition("/")
-    _change(key, lambda m: m.undeploy(bare, tenant=tenant, reason=reason, expected_generation=expected))
+    _change(key, Magnetar.undeploy, reason=reason, expected_generation=expected)
     note(f"{key} is no longer wanted")
     if wait:
         _reached(key, TERMINATED, timeout)
@@ -94,12 +95,10 @@ def scale(
 ) -> None:
     """Want another number of replicas."""
     key = key_of(name)
-    wanted = parse_state(wait) if wait else ""
-    tenant, _, bare = key.partition("/")
-    _change(key, lambda m: m.scale(bare, replicas, tenant=tenant, now=now, reason=reason, expected_generation=expected))
+    _change(key, Magnetar.scale, replicas, now=now, reason=reason, expected_generation=expected)
     note(f"{key} is to have {replicas} {'replica' if replicas == 1 else 'replicas'}")
-    if wanted:
-        _reached(key, wanted, timeout)
+    if wait:
+        _reached(key, wait, timeout)
 
 
 @app.command()
@@ -114,23 +113,20 @@ def rollback(
 ) -> None:
     """Want an earlier version again: any one in the log, as long as its artifact is still the same."""
     key = key_of(name)
-    wanted = parse_state(wait) if wait else ""
-    tenant, _, bare = key.partition("/")
-    outcome = _change(key, lambda m: m.rollback(bare, to, tenant=tenant, reason=reason, expected_generation=expected))
+    outcome = _change(key, Magnetar.rollback, to, reason=reason, expected_generation=expected)
     as_new = f", as version {outcome.generation}" if outcome.generation != to else ""
     note(f"{key} is to be as in version {to} again{as_new}")
-    if wanted:
-        _reached(key, wanted, timeout)
+    if wait:
+        _reached(key, wait, timeout)
 
 
 @app.command()
 def freeze(name: Named, *, reason: Reason = "") -> None:
     """Let nothing of a model be changed until it is unfrozen: whoever asks for it is refused, with the reason."""
     key = key_of(name)
-    tenant, _, bare = key.partition("/")
     with following() as log:
         before = _frozen(log, key)
-        _change(key, lambda m: m.freeze(bare, tenant=tenant, reason=reason))
+        _change(key, Magnetar.freeze, reason=reason)
         already = before and before == _frozen(log, key)
     note(f"{key} was frozen already {before.removeprefix('frozen ')}" if already else f"{key} is frozen")
 
@@ -139,10 +135,9 @@ def freeze(name: Named, *, reason: Reason = "") -> None:
 def unfreeze(name: Named, *, reason: Reason = "") -> None:
     """Let a frozen model be changed again; what it missed meanwhile is done now."""
     key = key_of(name)
-    tenant, _, bare = key.partition("/")
     with following() as log:
         before = _frozen(log, key)
-    _change(key, lambda m: m.unfreeze(bare, tenant=tenant, reason=reason))
+    _change(key, Magnetar.unfreeze, reason=reason)
     note(f"{key} is no longer frozen" if before else f"{key} was not frozen")
 
 
@@ -162,11 +157,10 @@ def list_(*, output: Output = Format.TABLE) -> None:
 def status(name: Named, *, wait: Wait = "", timeout: Seconds = 60.0, output: Output = Format.TABLE) -> None:
     """Show one model with its replicas, perhaps after waiting for a state."""
     key = key_of(name)
-    wanted = parse_state(wait) if wait else ""
     with following() as log:
-        if wanted:
-            wait_for(log, key, wanted, timeout)
-            if wanted == TERMINATED:
+        if wait:
+            wait_for(log, key, wait, timeout)
+            if wait == TERMINATED:
                 note(f"there is no model {key}")
                 return
         row = shown.model_row(log.model(key))
@@ -295,9 +289,13 @@ def _reached(key: str, wanted: str, seconds: float) -> None:
     note(f"{key} is {wanted}")
 
 
-def _change(key: str, ask: Callable[[Magnetar], Handle]) -> Outcome:
-    with connected() as bus, asking(bus) as magnetar:
-        return answered(key, lambda: ask(magnetar))
+def _change(
+    key: str, wish: Callable[Concatenate[Magnetar, str, P], Handle], *what: P.args, **options: P.kwargs
+) -> Outcome:
+    """Ask for a change of a model by the client's method for it; errors as for :func:`magnetar_cli.asking.answered`."""
+    tenant, _, name = key.partition("/")
+    options["tenant"] = tenant
+    return ask(key, lambda magnetar: wish(magnetar, name, *what, **options))
 
 
 def _payload(text: str) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from magnetar_cli import shown
-from magnetar_cli.asking import Reason, Seconds, answered, asking
-from magnetar_cli.connection import connected, following
+from magnetar_cli.asking import Reason, Seconds, ask
+from magnetar_cli.connection import following
 from magnetar_cli.draining import key_of, server_of, wait_drained
 from magnetar_cli.output import Format, Json, Output, note, put, show, table, write
 from magnetar_common.actors import who
@@ -117,9 +117,8 @@ def resume(name: Named, *, reason: Reason = "") -> None:
     note(f"{key} can be placed on again")
 
 
-def _order(name: str, ask: Callable[[Magnetar, str], Handle]) -> str:
+def _order(name: str, order: Callable[[Magnetar, str], Handle]) -> str:
     with following() as log:
         key = key_of(log.catch_up(), name)
-    with connected() as bus, asking(bus) as magnetar:
-        answered(key, lambda: ask(magnetar, key))
+    ask(key, lambda magnetar: order(magnetar, key))
     return key

@@ -1,17 +1,15 @@
 """``magnetar tenant …``."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
 from magnetar_cli import shown
-from magnetar_cli.asking import Reason, answered, asking
-from magnetar_cli.connection import connected, following
+from magnetar_cli.asking import Reason, ask
+from magnetar_cli.connection import following
 from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import Format, Output, note, put, show, table, write
-from magnetar_common.client import Handle, Magnetar
 from magnetar_common.tenancy import tenant_status
 from magnetar_events.requests import DeleteTenant
 from magnetar_events.tenants import Tenant, subject_of
@@ -78,7 +76,7 @@ def set_(
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "tenant"
         raise Misused(f"{where}: {first['msg'].removeprefix('Value error, ')}") from error
-    _change(name, lambda magnetar: magnetar.set_tenant(tenant, reason=reason))
+    ask(subject_of(name), lambda magnetar: magnetar.set_tenant(tenant, reason=reason))
     note(f"tenant {name} has these limits from here on: magnetar tenant show {name}")
 
 
@@ -89,10 +87,5 @@ def delete(name: Named, *, reason: Reason = "") -> None:
         DeleteTenant(name=name)
     except ValidationError as error:
         raise Misused(f"{name!r} is no name of a tenant") from error
-    _change(name, lambda magnetar: magnetar.delete_tenant(name, reason=reason))
+    ask(subject_of(name), lambda magnetar: magnetar.delete_tenant(name, reason=reason))
     note(f"tenant {name} has neither floor nor cap any more")
-
-
-def _change(name: str, ask: Callable[[Magnetar], Handle]) -> None:
-    with connected() as bus, asking(bus) as magnetar:
-        answered(subject_of(name), lambda: ask(magnetar))
