@@ -249,6 +249,18 @@ class BusContract:
         read_one(reader)
         assert reader.at_end()
 
+    def test_the_end_is_not_in_the_middle_of_a_batch(self, bus: Bus, topic: str) -> None:
+        """Whoever reads as long as there is more has all of it, however it was sent."""
+        producer, acks = bus.producer(topic, batching=True), Acks()
+        for n in range(200):
+            producer.send_async(f"{n}".encode(), acks)
+        acks.wait(200)
+        reader, read = bus.reader(topic), 0
+        while not reader.at_end():
+            read_one(reader)
+            read += 1
+        assert read == 200
+
     def test_a_big_message_is_refused(self, bus: Bus, topic: str) -> None:
         """A message over the broker's limit is refused, by `send` and by the callback, and the next one is stored."""
         producer, acks = bus.producer(topic), Acks()

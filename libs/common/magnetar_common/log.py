@@ -1,6 +1,5 @@
 """Reading the log: entries in order, from a place on, and the state at any position, message id or time."""
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -35,9 +34,6 @@ _KINDS: dict[type[LogError], str] = {
     LogReplaced: "replaced",
     LogTooNew: "too-new",
 }
-
-_QUIET_S = 0.5
-_PATIENCE_S = 5.0
 
 
 @dataclass(slots=True, frozen=True)
@@ -202,24 +198,13 @@ class LogReader:
 def first(bus: Bus, wanted: Callable[[LogRecord], bool], after: MessageId = EARLIEST) -> LogRecord | None:
     """Return the first record after a place that is wanted, or None if none is stored.
 
-    It reads first and asks for the end afterwards: in the middle of its last batch the embedded broker takes a reader
-    to be at the end (measured).
-
     Raises:
         LogError: what comes before it cannot be read.
         BusUnavailable: the broker is away.
     """
     reader = LogReader(bus, after, name="look-up")
-    deadline = time.monotonic() + _PATIENCE_S
     try:
-        while (record := reader.read(_QUIET_S)) is not None or not reader.at_end():
-            if record is not None and wanted(record):
-                return record
-            if record is not None:
-                deadline = time.monotonic() + _PATIENCE_S
-            elif time.monotonic() > deadline:
-                raise BusUnavailable(f"the log has more after {reader.last}, and the broker does not send it")
-        return None
+        return next((record for record in reader.stored() if wanted(record)), None)
     finally:
         reader.close()
 

@@ -46,6 +46,9 @@ with a timer of 1 ms), and with the throughput of batches."""
 MAX_PENDING = 10_000
 """Messages that may wait for an acknowledgement before ``send_async`` blocks."""
 
+REST_S = 0.01
+"""The rest of a batch, of which one message was read, is waited for this long (seconds): the client has it, or is at it."""
+
 LAST_MS = 2_000
 """A topic's last message is waited for this long (milliseconds), once the broker has said that there is one."""
 
@@ -338,6 +341,7 @@ class PulsarReader:
         self._native: Any = native
         self._after = EARLIEST if after == LATEST else after
         self._embedded = embedded
+        self._held: Message | None = None
         self._pid = _own_pid
         self._closed = False
 
@@ -349,6 +353,10 @@ class PulsarReader:
     def read(self, timeout: float) -> Message | None:
         """Return the next message, or None; see :class:`magnetar_common.bus.base.Reader`."""
         _refuse_fork(self._pid, f"reader on {self.topic}")
+        held, self._held = self._held, None
+        return held or self._next(timeout)
+
+    def _next(self, timeout: float) -> Message | None:
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -368,13 +376,21 @@ class PulsarReader:
 
     def at_end(self) -> bool:
         """Whether the broker says that nothing more is stored right now."""
-        if not self.is_connected:  # it would be asked for as long as the operation time-out
+        if self._held is not None or not self.is_connected:  # it would be asked for as long as the operation time-out
             return False
         try:
-            return not self._native.has_message_available()
+            ended = not self._native.has_message_available()
         except pulsar.PulsarException as error:
             # pulsar-lite's answer for a topic without a single message is "UnknownError (Topic has no messages)"
             return self._embedded and _name(error) == "UnknownError"
+        if (
+            ended and self._embedded
+        ):  # it says so from the first message of the last batch on; the rest has come with that
+            try:
+                self._held = self._next(REST_S)
+            except BusUnavailable:
+                return False
+        return ended and self._held is None
 
     def close(self) -> None:
         """Stop reading; nothing in a forked child: it is its parent's."""
