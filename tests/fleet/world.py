@@ -37,6 +37,7 @@ class Machine:
         free: bytes by device.
         held: what takes memory, loaded or loading: version → devices.
         ready: what answers.
+        mourned: what answered when it died, as long as nobody can know that it did.
         doing: version → number of the load or unload in progress.
         beats: heartbeats with news that are still to come.
         before: bytes by device that were free before the last unload ended.
@@ -49,6 +50,7 @@ class Machine:
     life: int = 1
     held: dict[Version, tuple[int, ...]] = field(default_factory=dict[Version, tuple[int, ...]])
     ready: dict[Version, None] = field(default_factory=dict[Version, None])
+    mourned: tuple[Version, ...] = ()
     doing: dict[Version, int] = field(default_factory=dict[Version, int])
     beats: int = 0
     before: tuple[int, ...] = ()
@@ -121,7 +123,7 @@ class Seen:
         loads: version → loads commanded.
         memory_failures: version → loads that failed for memory.
         hit: models of which a replica died with its server.
-        gaps: replicas taken away while wanted, though no other one of the model was ready.
+        gaps: replicas taken away while wanted, though no other one of the model was ready, as far as anybody could know.
         samples: (at, share of the living servers' memory in use, free bytes by device of each living server).
     """
 
@@ -182,9 +184,13 @@ class World:
             return
         if version in machine.ready:
             self._no_longer_ready(machine, version)
-            if wish.name in self.wanted and not self._ready.get(wish.name):
+            if wish.name in self.wanted and not self._ready.get(wish.name) and not self._mourned(wish.name):
                 self.seen.gaps += 1
         self._do(machine, version, UNLOAD_MS, "_unload_ends")
+
+    def _mourned(self, name: str) -> bool:
+        """Whether a server has just died that had a replica of a model ready, and is still taken for alive."""
+        return any(model == name for machine in self.machines for model, _ in machine.mourned)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -233,6 +239,7 @@ class World:
 
     def _die(self, machine: Machine) -> None:
         machine.alive = False
+        machine.mourned = tuple(machine.ready)
         hit = {name: None for name, _ in machine.ready}
         for version in list(machine.ready):
             self._no_longer_ready(machine, version)
@@ -247,10 +254,11 @@ class World:
 
     def _lapse(self, machine: Machine, life: int) -> None:
         if not machine.alive and machine.life == life:
+            machine.mourned = ()
             self.policy.lost(machine)
 
     def _come_back(self, machine: Machine) -> None:
-        machine.alive, machine.beats = True, 0
+        machine.alive, machine.beats, machine.mourned = True, 0, ()
         machine.life += 1
         self.policy.joined(machine)
 
