@@ -334,6 +334,64 @@ def read(world: World, free: int) -> None:
 # --- by property ------------------------------------------------------------------------------------------------------
 
 
+def test_a_version_that_comes_during_a_drain_leaves_the_old_one_until_it_can_serve() -> None:
+    """What is on its way to take over from a draining server is not let go for the new version's sake."""
+    world = served(2, 1)
+    (home,) = (server for _, server in world.states())
+    world.drain(home.split("/")[1])
+    world.deploy(version(2, replicas=1))
+    assert available(world) == {1: 1}
+    world.answer()
+    world.pass_time(5_000)
+    world.answer()
+    assert available(world) == {1: 1}
+    assert home not in {server for _, server in world.states()}
+
+
+def test_a_version_that_failed_takes_no_traffic_from_the_one_that_serves() -> None:
+    """Not when fewer are wanted, and not while the old version's server is lost."""
+    world = served(3, 2)
+    world.join("d", memory=400 * MIB)
+    world.deploy(version(2, replicas=2))
+    one, other = sorted(world.state.outstanding)
+    world.answer_one(one)
+    world.fail_load(other, "ARTIFACT_MISSING", retriable=False)
+    world.scale(1)
+    assert (traffic(world), available(world)) == ({1: 100}, {1: 1})
+    (home,) = (server for (generation, server), state in world.states().items() if state is R.AVAILABLE)
+    world.lapse(home.split("/")[1])
+    assert traffic(world) == {1: 100}
+    world.answer()
+    assert available(world) == {1: 1}
+
+
+def test_scaling_reaches_what_serves() -> None:
+    """While the wanted version fits nowhere the old one is scaled with it, in and out, and at once if so asked."""
+    world = served(3, 3)
+    world.deploy(version(2, replicas=3, memory=1_000 * MIB))
+    world.scale(1, now=True)
+    assert available(world) == {1: 1}
+    assert R.UNROUTE_REQUESTED not in world.states().values()
+    world.answer()
+    world.pass_time(5_000)
+    world.scale(2)
+    world.answer()
+    assert available(world) == {1: 2}
+
+
+def test_a_version_takes_over_with_as_many_as_there_were_where_no_more_fit() -> None:
+    """One server, two wanted: the old version has one replica, and so has the new one."""
+    world = cramped(1, memory=400 * MIB)
+    world.deploy(version(1))
+    world.answer()
+    world.deploy(version(2))
+    world.answer()
+    world.pass_time(5_000)
+    world.answer()
+    assert (traffic(world), available(world), len(world.states())) == ({2: 100}, {2: 1}, 1)
+    assert status(world).state is ModelState.DEGRADED
+
+
 class Watched(World):
     """A world that looks after every entry."""
 
@@ -370,6 +428,9 @@ act = st.one_of(
     st.tuples(st.just("fail"), st.integers(0, 9), st.booleans()),
     st.tuples(st.just("time"), st.sampled_from((10, 1_500, 70_000)), st.just(0)),
     st.tuples(st.just("freeze"), st.booleans(), st.just(0)),
+    st.tuples(st.just("drain"), st.integers(0, 9), st.booleans()),
+    st.tuples(st.just("drain"), st.integers(0, 9), st.booleans()),
+    st.tuples(st.just("scale"), st.integers(1, 4), st.booleans()),
 )
 
 
@@ -384,7 +445,8 @@ act = st.one_of(
 def test_never_fewer_than_allowed(
     replicas: int, unavailable: int, extra: int, memory: int, acts: list[tuple[str, Any, Any]]
 ) -> None:
-    """Whatever is deployed, rolled back, failed or frozen, after every entry enough replicas serve, and those are routed."""
+    """Whatever is deployed, rolled back, scaled, drained, failed or frozen, after every entry enough replicas serve, and those
+    are routed."""
     world = Watched()
     world.set_policy(rollout_unavailable=unavailable, load_attempts=1)
     for name in "abcdefg"[: replicas + extra]:
@@ -408,6 +470,12 @@ def test_never_fewer_than_allowed(
             world.pass_time(one)
         elif action == "freeze":
             world.freeze() if one else world.unfreeze()
+        elif action == "drain":
+            server = sorted(world.state.servers)[one % len(world.state.servers)].split("/")[1]
+            world.drain(server) if two else world.resume(server)
+        elif action == "scale":
+            world.least = min(world.least, max(0, one - unavailable))
+            world.scale(one, now=two)
     assert world.replayed() == world.state
 
 

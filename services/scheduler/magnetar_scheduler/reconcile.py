@@ -11,7 +11,7 @@ from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.leaving import let_go, order_of_leaving
 from magnetar_scheduler.placement import Placed, Refused, place
 from magnetar_scheduler.preemption import make_room, waits_for_leavers
-from magnetar_scheduler.rollout import hand_over, restore, step, waits_because
+from magnetar_scheduler.rollout import hand_over, restore, settle_for_fewer, step, waits_because
 
 PLACES = 20
 """Places at which a version failed that are told, at most: each with what its agent said."""
@@ -48,6 +48,7 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False, 
     hand_over(draft, model)
     if not most or refused:  # otherwise there may be room for more
         step(draft, model)
+        settle_for_fewer(draft, model)
     for version, answer in refused:  # others leave only if none of its own do
         make_room(draft, model, version, answer)
     for generation in model.kept():

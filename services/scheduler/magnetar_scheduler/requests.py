@@ -36,7 +36,7 @@ from magnetar_scheduler.inputs import Rejected, Request
 from magnetar_scheduler.leaving import hurry
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.refusal import Refusal
-from magnetar_scheduler.rollout import supersede
+from magnetar_scheduler.rollout import resize, supersede
 from magnetar_scheduler.tenants import check_wish, remove_tenant, set_tenant
 
 
@@ -141,6 +141,7 @@ def _deploy(draft: Draft, event: ModelEvent, author: Author, wish: DeployModel) 
         _accept(draft, event, author, model.generation)
         if model.wanted != spec.replicas:
             draft.emit(f.ModelScaled(key, spec.replicas, event.field_owner))
+            resize(draft, model)
         if model.target.failed is not None:
             draft.emit(f.VersionRevived(key, model.generation, "wanted again"))
     else:
@@ -205,7 +206,8 @@ def _scale(draft: Draft, event: ModelEvent, author: Author, wish: ScaleModel) ->
     _accept(draft, event, author, model.generation)
     if wish.replicas != model.wanted:
         draft.emit(f.ModelScaled(model.key, wish.replicas, event.field_owner))
-        reconcile(draft, model.key, "scaled")
+    resize(draft, model)
+    reconcile(draft, model.key, "scaled")
     if wish.now:
         hurry(draft, model, "scaled in now")
 

@@ -11,11 +11,12 @@ Steps came with fold version 2. In an older log a version waits until all of it 
 from collections.abc import Iterable
 
 from magnetar_common.state import Model, Replica, Version
-from magnetar_common.transitions import LEAVING, R
+from magnetar_common.transitions import LEAVING, ON_ITS_WAY, R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.leaving import let_go, order_of_leaving
 from magnetar_scheduler.placement import rule_against
+from magnetar_scheduler.placement.filters.loads import LOADS
 
 STEPS = 2
 """Fold version since which a log can say that an old version is kept at fewer replicas."""
@@ -30,7 +31,7 @@ def supersede(draft: Draft, model: Model) -> None:
     if draft.state.version < STEPS or model.deleted or len(routed) < 2 or model.generation not in routed:
         return
     target = model.target
-    held = sum(replica.live for replica in model.of(model.generation))
+    held = sum(map(_is_there, model.of(model.generation)))
     if held < target.wanted:
         reason = "superseded in the middle of its rollout"
         draft.emit(f.VersionKept(model.key, model.generation, held, 0, reason))
@@ -52,19 +53,40 @@ def restore(draft: Draft, model: Model) -> None:
                 draft.emit(f.VersionKept(model.key, generation, replicas, left, reason))
 
 
+def resize(draft: Draft, model: Model) -> None:
+    """After another number is wanted: what serves until the wanted version can has as many replicas, too."""
+    if draft.state.version < STEPS:
+        return
+    left = full = model.target.wanted
+    old = _old(model)
+    for generation in old:
+        version = model.versions[generation]
+        replicas = left if not version.full and len(old) == 1 else min(version.wanted, left)
+        before = full if version.full and replicas < full else 0
+        if (replicas, before) != (version.wanted, version.full):
+            draft.emit(f.VersionKept(model.key, generation, replicas, before, "scaled with the wanted version"))
+        left -= min(replicas, _available(model, generation))
+
+
 def hand_over(draft: Draft, model: Model) -> None:
-    """Put what is loaded into the route table, and hand the traffic over once the wanted version can take it."""
+    """Put what is loaded into the route table, and hand the traffic over once the wanted version can take it.
+
+    One that has failed takes none from another: what is loaded of it may be as bad as what was not.
+    """
     routed = model.routed()
     if routed != frozenset({model.generation}):
         ready = _ready(model, model.generation)
         serving = any(_available(model, generation) for generation in routed if generation != model.generation)
-        if ready >= model.wanted or (ready and not serving):
-            draft.emit(
-                f.TrafficChanged(model.key, (f.TrafficTarget(model.generation, 100),), "the wanted version is ready")
-            )
+        sound = model.target.failed is None or routed <= {model.generation}
+        if sound and (ready >= model.wanted or (ready and not serving)):
+            _take_over(draft, model, "the wanted version is ready")
         elif len(routed) > 1 or (ready and any(model.versions[generation].full for generation in _old(model))):
             _share(draft, model)
     promote(draft, model)
+
+
+def _take_over(draft: Draft, model: Model, reason: str) -> None:
+    draft.emit(f.TrafficChanged(model.key, (f.TrafficTarget(model.generation, 100),), reason))
 
 
 def promote(draft: Draft, model: Model) -> None:
@@ -83,8 +105,9 @@ def step(draft: Draft, model: Model) -> None:
     old = [replica for generation in _old(model) for replica in model.of(generation)]
     awaited = target.refused.missing - sum(replica.state in _ON_THE_WAY_OUT for replica in old)
     spare = _spare(draft, model)
+    drains = {replica.generation for replica in old if _serves_still(replica)}
     for replica in sorted(filter(_counts, old), key=order_of_leaving):
-        serves = replica.state is R.AVAILABLE
+        serves = replica.state is R.AVAILABLE or replica.generation in drains
         if awaited <= 0 or (serves and spare <= 0):
             return
         if not _makes_room(draft, model, target, replica):
@@ -101,6 +124,20 @@ def step(draft: Draft, model: Model) -> None:
         awaited, spare = awaited - 1, spare - serves
         if serves:
             _share(draft, model)
+
+
+def settle_for_fewer(draft: Draft, model: Model) -> None:
+    """Hand over to fewer than are wanted where no more fit, no step helps, and no fewer serve than before."""
+    target = model.target
+    if draft.state.version < STEPS or target.refused is None or target.failed is not None:
+        return
+    if target.generation in model.routed() or any(count.rule in LOADS for count in target.refused.refusals):
+        return
+    serving = sum(_available(model, generation) for generation in _old(model))
+    moving = any(replica.state in (*ON_ITS_WAY, *_ON_THE_WAY_OUT) for replica in model.replicas.values())
+    if 0 < serving <= _ready(model, target.generation) and not moving:
+        _take_over(draft, model, "no more of the wanted version fit, and it has no fewer than there were")
+        promote(draft, model)
 
 
 def waits_because(draft: Draft, model: Model, version: Version) -> str:
@@ -124,6 +161,15 @@ def _old(model: Model) -> list[int]:
 
 def _counts(replica: Replica) -> bool:
     return replica.live
+
+
+def _serves_still(replica: Replica) -> bool:
+    """Whether it serves until another on its way can: it counts for nothing, and must not be left without that one."""
+    return replica.draining and replica.state is R.AVAILABLE
+
+
+def _is_there(replica: Replica) -> bool:
+    return replica.live or _serves_still(replica)
 
 
 def _ready(model: Model, generation: int) -> int:
