@@ -83,3 +83,29 @@ def test_whatever_happens_nobody_serves_less_because_of_it(seed: int) -> None:
         action()
     assert world.state.illegal == 0
     assert world.replayed() == world.state
+
+
+@pytest.mark.parametrize("seed", range(SEEDS, 2 * SEEDS))
+def test_in_the_end_one_version_serves(seed: int) -> None:
+    """Once every server is open and nothing fails any more, two versions share only what the policy lets neither give up."""
+    random, world = Random(seed), World()
+    unavailable = random.randint(0, 2)
+    world.set_policy(rollout_unavailable=unavailable)
+    for n in range(random.randint(2, 4)):
+        world.join(f"s{n}", memory=random.choice((300, 1000)) * MIB)
+    happens = steps(world, random)
+    del happens["fail"]
+    weights, actions = zip(*happens.values(), strict=True)
+    for action in random.choices(actions, weights, k=50):
+        action()
+    for name in NAMES:
+        world.unfreeze(name)
+    for server in sorted(world.state.servers):
+        world.resume(server.split("/")[1])
+    for _ in range(60):
+        world.answer()
+        world.pass_time(20_000)
+    for model in world.state.models.values():
+        ours = sum(replica.state in (R.LOADED, R.AVAILABLE) for replica in model.of(model.generation))
+        if model.routed() != frozenset({model.generation}) and ours:
+            assert ours < min(serving(model), model.wanted - unavailable), (model.wanted, world.states(model.key))

@@ -127,16 +127,15 @@ def step(draft: Draft, model: Model) -> None:
 
 
 def settle_for_fewer(draft: Draft, model: Model) -> None:
-    """Hand over to fewer than are wanted where no more fit, no step helps, and no fewer serve than before."""
+    """Hand over to fewer than are wanted where no step helps, if enough serve without the old version."""
     target = model.target
     if draft.state.version < STEPS or target.refused is None or target.failed is not None:
         return
-    if target.generation in model.routed() or any(count.rule in LOADS for count in target.refused.refusals):
-        return
-    serving = sum(_available(model, generation) for generation in _old(model))
+    serving = any(_available(model, generation) for generation in _old(model))
+    passing = any(count.rule in LOADS for count in target.refused.refusals)
     moving = any(replica.state in (*ON_ITS_WAY, *_ON_THE_WAY_OUT) for replica in model.replicas.values())
-    if 0 < serving <= _ready(model, target.generation) and not moving:
-        _take_over(draft, model, "no more of the wanted version fit, and it has no fewer than there were")
+    if serving and not passing and not moving and _ready(model, target.generation) >= max(1, _least(draft, model)):
+        _take_over(draft, model, "no more of the wanted version fit, and it has as many as have to serve")
         promote(draft, model)
 
 
@@ -184,8 +183,13 @@ def _spare(draft: Draft, model: Model) -> int:
     """Return how many replicas that serve, or could at once, may leave: what leaves with its server counts as gone."""
     serving = (r for generation in _old(model) for r in model.of(generation) if r.state is R.AVAILABLE and r.live)
     ready = (r for r in model.of(model.generation) if r.state in _READY and r.live)
-    total = sum(1 for _ in serving) + sum(1 for _ in ready)
-    return total - max(0, model.wanted - draft.policy.rollout_unavailable)
+    return sum(1 for _ in serving) + sum(1 for _ in ready) - _least(draft, model)
+
+
+def _least(draft: Draft, model: Model) -> int:
+    """Return how many must go on serving: what the policy asks for, or what serves now where that is less anyway."""
+    serving = sum(replica.state is R.AVAILABLE for replica in model.replicas.values())
+    return min(serving, max(0, model.wanted - draft.policy.rollout_unavailable))
 
 
 def _makes_room(draft: Draft, model: Model, target: Version, replica: Replica) -> bool:
