@@ -168,7 +168,7 @@ def _held(model: Model, replica: Replica) -> None:
 
 
 def _measured(state: State, fact: f.ReplicaMeasured) -> None:
-    replica = state.replica(ReplicaKey(fact.model, fact.generation, fact.server))
+    replica = state.replica(ReplicaKey(fact.model, fact.generation, fact.server)) if state.levels else None
     if replica is not None:
         booked = {booking.device: booking.bytes for booking in replica.bookings}
         more = (

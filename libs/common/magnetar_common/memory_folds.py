@@ -11,7 +11,7 @@ from magnetar_events import facts as f
 
 def level_off(state: State, server: Server, taken: Iterable[f.Booking]) -> None:
     """Lower the levels of devices by what a load that finished takes."""
-    for booking in taken:
+    for booking in taken if state.levels else ():
         level = state.levels.get((server.info.host, booking.device))
         if level is not None:
             level.free, level.since = level.free - booking.bytes, state.at
