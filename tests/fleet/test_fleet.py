@@ -51,7 +51,9 @@ def test_on_the_same_stream_devices_beat_totals(seed: int) -> None:
     ours, theirs, tightest = (small(policy, seed) for policy in ("magnetar", "totals", "packed"))
     assert ours.models == theirs.models > 100
     assert ours.fragmented == ours.futile == ours.gaps == 0
-    assert (tightest.placed - ours.placed) * ours.models < 6  # of 140 and less: a handful, and as often the other way round
+    assert (
+        tightest.placed - ours.placed
+    ) * ours.models < 6  # of 140 and less: a handful, and as often the other way round
     assert theirs.fragmented >= 0.1
     assert ours.placed >= theirs.placed + 0.05
 

@@ -154,11 +154,12 @@ def before(state: State, fact: f.Fact) -> None:
                 )
     elif isinstance(fact, f.ReplicasPreempted):
         assert state.policy.preemption == "lower-priority"
-        use = {name: state.quotas.use(name) for name in TENANTS}
+        use = {name: staying(state).get(name, NOTHING) for name in TENANTS}  # what is on its way out holds no floor
         for victim in fact.victims:
             replica = state.models[victim.model].replicas[victim.generation, fact.server]
             version = state.models[victim.model].versions[victim.generation]
             assert replica.live
+            assert victim.model != fact.model
             assert version.spec.priority == victim.priority < fact.priority
             name = tenant_of(victim.model)
             use[name] = plus(use[name], times(held(replica), -1))
@@ -170,6 +171,7 @@ def after(state: State, fact: f.Fact) -> None:
     """What must hold once a fact is so."""
     assert state.illegal == 0
     assert books(state) == (state.quotas.used, state.quotas.wanted), f"after {fact}"
+    assert staying(state) == state.quotas.staying, f"after {fact}"
     if isinstance(fact, f.ReplicaPlaced) and (tenant := state.tenants.get(tenant_of(fact.model))):
         use = state.quotas.use(tenant.name)
         assert not 0 < tenant.cap_replicas < use.replicas, f"{use} after {fact}"
@@ -191,6 +193,16 @@ def books(state: State) -> tuple[dict[str, Amount], dict[str, Amount]]:
                 wanted.get(name, NOTHING), times(cost(model.target.spec, model.target.size), model.wanted)
             )
     return used, {name: amount for name, amount in wanted.items() if amount != NOTHING}
+
+
+def staying(state: State) -> dict[str, Amount]:
+    """What of each tenant is to stay, counted anew."""
+    found: dict[str, Amount] = {}
+    for key, model in state.models.items():
+        for replica in model.replicas.values():
+            if replica.live:
+                found[tenant_of(key)] = plus(found.get(tenant_of(key), NOTHING), held(replica))
+    return found
 
 
 def nothing_more_fits(world: World) -> None:

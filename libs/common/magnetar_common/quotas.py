@@ -66,12 +66,14 @@ class Quotas:
 
     Attributes:
         used: tenant → what it has; one that has nothing is not there.
+        staying: tenant → what of that is to stay: neither on its way out nor on a server that drains.
         wanted: tenant → what its models want together.
         needs: tenant → model → what it needs that has no place.
         claims: server → (model, version) that replicas of lower priority leave it for.
     """
 
     used: dict[str, Amount] = field(default_factory=dict[str, Amount])
+    staying: dict[str, Amount] = field(default_factory=dict[str, Amount])
     wanted: dict[str, Amount] = field(default_factory=dict[str, Amount])
     needs: dict[str, dict[str, tuple[Need, ...]]] = field(default_factory=dict[str, "dict[str, tuple[Need, ...]]"])
     claims: dict[str, dict[tuple[str, int], None]] = field(default_factory=dict[str, dict[tuple[str, int], None]])
@@ -80,6 +82,10 @@ class Quotas:
     def use(self, tenant: str) -> Amount:
         """Return what a tenant has."""
         return self.used.get(tenant, NOTHING)
+
+    def stays(self, tenant: str) -> Amount:
+        """Return what a tenant has that is to stay."""
+        return self.staying.get(tenant, NOTHING)
 
     def wants(self, tenant: str) -> Amount:
         """Return what a tenant's models want together: of each, the wanted version."""
@@ -159,6 +165,11 @@ def held(replica: Replica | None) -> Amount:
     return NOTHING if replica is None or replica.state is R.LOST else taken(replica.bookings)
 
 
+def stays(replica: Replica | None) -> Amount:
+    """Return what a replica counts for that is to stay; nothing if it is lost, on its way out, or its server drains."""
+    return taken(replica.bookings) if replica is not None and replica.live else NOTHING
+
+
 def taken(bookings: tuple[Booking, ...]) -> Amount:
     """Return what a replica with these bookings counts for."""
     return Amount(1, bookings[0].bytes if len(bookings) == 1 else sum(booking.bytes for booking in bookings))
@@ -189,6 +200,12 @@ def count(state: State, model: str, before: Amount, now: Amount) -> None:
     _add(state.quotas.used, name, minus(now, before))
     if tenant is not None and (now < before or below_floor(tenant, used) > below_floor(tenant, state.quotas.use(name))):
         state.room += 1
+
+
+def count_staying(state: State, model: str, before: Amount, now: Amount) -> None:
+    """Enter a replica of which another amount is to stay than was."""
+    if now != before:
+        _add(state.quotas.staying, tenant_of(model), minus(now, before))
 
 
 def _add(books: dict[str, Amount], tenant: str, amount: Amount) -> None:
