@@ -230,6 +230,15 @@ def test_what_moves_off_a_draining_server_holds_no_floor_twice() -> None:
     assert victims(deploy(world, "high", tenant="vip", priority=5, answer=False)) == []
 
 
+def test_a_version_that_is_about_to_be_replaced_holds_no_floor_beside_the_new_one() -> None:
+    world = world_of(100, 100, 100)
+    world.set_tenant("low", floor_replicas=2)
+    deploy(world, "a")
+    deploy(world, "b")
+    deploy(world, "a", storage_uri="file:///2", answer=False)
+    assert victims(deploy(world, "high", tenant="vip", priority=5, answer=False)) == []
+
+
 def test_no_version_has_one_of_its_own_model_leave() -> None:
     """The old version serves until the new one can; what of lower priority is another model's may leave."""
     world = world_of(200)

@@ -46,6 +46,11 @@ class Need(NamedTuple):
     memory: int
     without: frozenset[str]
     """Servers that hold the version already, or where it failed."""
+    missing: int
+    """So many replicas have no place."""
+    priority: int
+    position: int
+    """Of the entry that took the wish up."""
 
 
 NOTHING = Amount(0, 0)
@@ -180,6 +185,11 @@ def below_floor(tenant: Tenant | None, used: Amount) -> bool:
     return tenant is not None and (used.replicas < tenant.floor_replicas or used.bytes < tenant.floor_bytes)
 
 
+def lacking(tenant: Tenant, used: Amount) -> Amount:
+    """Return what a tenant lacks of its floor; nothing if it has that."""
+    return Amount(max(0, tenant.floor_replicas - used.replicas), max(0, tenant.floor_bytes - used.bytes))
+
+
 def left(tenant: Tenant | None, used: Amount) -> int:
     """Return how much of its cap is left to a tenant, in thousandths, of that cap of which the least is.
 
@@ -244,7 +254,23 @@ def code_of(refused: PlacementRefused) -> str:
 
 
 def need_of(model: Model, version: Version) -> Need:
-    """Return what one more replica of a version needs."""
-    spec = version.spec
+    """Return what the missing replicas of a version need, each."""
+    spec, missing = version.spec, model.missing(version.generation)
     without = frozenset((*version.places, *(replica.server for replica in model.of(version.generation))))
-    return Need(spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, version.size, without)
+    return Need(
+        spec.server,
+        spec.runtime.kind,
+        spec.requirements,
+        spec.devices,
+        spec.gpu_types,
+        version.size,
+        without,
+        missing,
+        spec.priority,
+        version.position,
+    )
+
+
+def once(need: Need) -> Amount:
+    """Return what one replica that a need is for takes."""
+    return Amount(1, max(1, need.devices) * need.memory)

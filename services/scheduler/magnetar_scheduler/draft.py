@@ -68,14 +68,14 @@ class Draft:
         "bytes",
         "claims",
         "facts",
+        "fresh",
+        "kept",
         "largest_room",
         "least",
         "loading",
         "looked",
         "placed",
-        "refused",
         "reserved",
-        "short",
         "state",
         "stayed",
         "used",
@@ -99,10 +99,10 @@ class Draft:
         """Tenant → what this draft adds to what it has (or, below zero, takes away)."""
         self.stayed: dict[str, Amount] = {}
         """The same of what is to stay."""
-        self.short: dict[str, set[Need]] | None = None
-        """Tenant with a floor → what its models needed before this draft; None = nobody has asked yet."""
-        self.refused: dict[str, set[Need]] = {}
-        """Tenant → what those of its models need that found no place in this draft."""
+        self.kept: dict[str, tuple[frozenset[tuple[str, bool]], Amount]] | None = None
+        """Tenant that waits below its floor → what is kept for it, see ``floors``; None = nobody has asked yet."""
+        self.fresh: list[tuple[str, Need]] = []
+        """(Model, what it needs) that found no place in this draft, and for which nothing is kept yet."""
         self.awaited: dict[str, list[tuple[f.Booking, ...]]] = {}
         """Server → what replicas reserved that this draft has unloaded, and that are to give it back."""
         self.claims: dict[str, list[tuple[str, int]]] = {}
@@ -257,7 +257,7 @@ class Draft:
         model = self._fold(fact)
         version = model.versions[fact.generation]
         if not at_cap(version):
-            self.refused.setdefault(tenant_of(model.key), set()).add(need_of(model, version))
+            self.fresh.append((model.key, need_of(model, version)))
 
     def _use(self, model: str, amount: Amount, stay: Amount) -> None:
         for books, more in ((self.used, amount), (self.stayed, stay)):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from magnetar_common.fleet import suited_devices
 from magnetar_common.model_folds import PREEMPTED
-from magnetar_common.quotas import below_floor, minus, stays, tenant_of
+from magnetar_common.quotas import NOTHING, Amount, below_floor, minus, plus, stays, tenant_of
 from magnetar_common.state import Model, Replica, ReplicaKey, Server, Version
 from magnetar_common.transitions import LEAVING, R
 from magnetar_events import facts as f
@@ -138,6 +138,7 @@ class _Search:
         self._ask.apart = self._ask.apart and draft.policy.anti_affinity != "soft"
         self._sieve = Sieve(self._ask)
         self._live: dict[tuple[str, int], int] = {}
+        self._surplus: dict[str, Amount] | None = None
 
     def rule(self, server: Server) -> str:
         """Return the rule by which a schedulable server is turned down as things stand, or an empty string.
@@ -201,8 +202,12 @@ class _Search:
         """
         draft, tenant = self._draft, tenant_of(replica.model)
         floor = draft.state.tenants.get(tenant)
-        if floor is not None and below_floor(floor, minus(draft.stays(tenant), stays(replica))):
-            return False
+        if floor is not None and (floor.floor_replicas or floor.floor_bytes):
+            if self._surplus is None:
+                self._surplus = _surplus(draft)
+            there = minus(draft.stays(tenant), self._surplus.get(tenant, NOTHING))
+            if below_floor(floor, minus(there, stays(replica))):
+                return False
         model = draft.seen(replica.model)
         version = model.versions.get(replica.generation) if model is not None else None
         if model is None or version is None or model.frozen:
@@ -215,6 +220,25 @@ class _Search:
         if key not in self._live:
             self._live[key] = sum(each.live for each in model.of(generation))
         return self._live[key]
+
+
+def _surplus(draft: Draft) -> dict[str, Amount]:
+    """Return what each tenant has only until a version has taken another's place: it holds no floor either."""
+    found: dict[str, Amount] = {}
+    for key in draft.state.models:
+        model = draft.seen(key)
+        if model is None or len(model.versions) < 2:
+            continue
+        live = sorted(filter(_is_live, model.replicas.values()), key=lambda each: (each.generation, each.server))
+        wanted = max((model.versions[generation].wanted for generation in model.kept()), default=0)
+        for replica in live[: max(0, len(live) - wanted)]:
+            tenant = tenant_of(key)
+            found[tenant] = plus(found.get(tenant, NOTHING), stays(replica))
+    return found
+
+
+def _is_live(replica: Replica) -> bool:
+    return replica.live
 
 
 def _could_do(ask: Ask, server: Server) -> bool:
