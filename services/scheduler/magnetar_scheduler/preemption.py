@@ -229,9 +229,14 @@ def _surplus(draft: Draft) -> dict[str, Amount]:
         model = draft.seen(key)
         if model is None or len(model.versions) < 2:
             continue
-        live = sorted(filter(_is_live, model.replicas.values()), key=lambda each: (each.generation, each.server))
-        wanted = max((model.versions[generation].wanted for generation in model.kept()), default=0)
-        for replica in live[: max(0, len(live) - wanted)]:
+        kept = model.kept()
+        live = sorted(
+            filter(_is_live, model.replicas.values()),
+            key=lambda each: (each.generation in kept, each.generation == model.generation, each.server),
+        )
+        gone = sum(each.generation not in kept for each in live)  # let go of as soon as this is decided
+        wanted = max((model.versions[generation].wanted for generation in kept), default=0)
+        for replica in live[: max(gone, len(live) - wanted)]:
             tenant = tenant_of(key)
             found[tenant] = plus(found.get(tenant, NOTHING), stays(replica))
     return found
