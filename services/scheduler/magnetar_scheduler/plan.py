@@ -42,8 +42,8 @@ class Planned:
         code: why it would be rejected; empty = it would be accepted.
         message: the same, for people.
         placements: each replica that would be placed, and why those that would not be are not.
-        leavers: the replicas that would leave: of its other versions, of itself, and of models of lower priority. For
-            what waits because of them the place is kept, or its turn comes, once they have left.
+        leavers: the replicas that would begin to leave: its own, and those of lower priority that make room for it. What
+            they make room for waits until they have left, and is nowhere in the plan.
     """
 
     model: str

@@ -4,8 +4,9 @@ Who leaves is the same whenever the state is the same: on the server where the l
 them, and of those the newest; on it, least priority first, then the newest. They leave in order: out of the routes, a
 grace, out of memory. Until then the one that they leave for waits, and its server is kept for it.
 
-Nobody is taken below a floor, nor a model below its ``minReplicas``. A model that had to leave comes back when there is
-room, and has nobody leave for it until it is whole again: so no two can push each other out in turn.
+Nobody is taken below a floor, nor a model below its ``minReplicas``, and no model has its own replicas leave. A model
+that had to leave comes back when there is room, and has nobody leave for it until it is whole again: so no two can push
+each other out in turn.
 """
 
 from collections.abc import Generator
