@@ -16,7 +16,7 @@ from magnetar_events.requests import DeployModel
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.placement.explain import explain_entry
-from magnetar_scheduler.plan import plan
+from magnetar_scheduler.plan import Leaver, plan
 from tests.support.world import MIB, World, spec
 from tests.unit import test_core_properties as core
 
@@ -72,6 +72,7 @@ WISH = st.builds(
     requirements=st.sampled_from((("sklearn",), ("sklearn",), ("onnx",))),
     gpu_types=st.sampled_from(((), (), ("T4",))),
     artifact_digest=st.sampled_from(("", "a" * 64)),
+    priority=st.sampled_from((0, 0, 1, 2)),
 )
 
 POLICY = st.builds(
@@ -79,6 +80,8 @@ POLICY = st.builds(
     anti_affinity=st.sampled_from(("server", "soft", "host")),
     loads_per_server=st.integers(0, 2),
     loads_in_cluster=st.sampled_from((0, 0, 3)),
+    preemption=st.sampled_from(("never", "lower-priority")),
+    rollout_unavailable=st.sampled_from((0, 1)),
 )
 
 STEP = st.one_of(
@@ -266,7 +269,7 @@ def test_the_order_of_dictionaries_decides_nothing(fleet: Any, policy: Any, step
 @slow
 @given(FLEET, POLICY, STEPS, WISH)
 def test_a_plan_is_what_then_happens(fleet: Any, policy: Any, steps: Any, wish: Any) -> None:
-    """Planned, and then wanted: the same servers in the same order; and planning leaves the world as it is."""
+    """Planned, and then wanted: the same servers in the same order, and the same replicas leave; the world is as it was."""
     world = history(fleet, policy, steps)
     before = world.snapshot()
     planned = plan(world.snapshot(), DeployModel(model=spec(**wish)))
@@ -274,4 +277,25 @@ def test_a_plan_is_what_then_happens(fleet: Any, policy: Any, steps: Any, wish: 
     facts = world.deploy(spec(**wish))
     placed = [fact.server for fact in facts if isinstance(fact, f.ReplicaPlaced) and fact.model == planned.model]
     assert [each.server for each in planned.placements if each.server] == placed
+    assert [(each.model, each.generation, each.server, each.reason) for each in planned.leavers] == [
+        (fact.model, fact.generation, fact.server, fact.reason)
+        for fact in facts
+        if isinstance(fact, f.ReplicaChanged) and fact.after in ("UnrouteRequested", "UnloadRequested")
+    ]
     assert planned.generation == world.state.models[planned.model].generation
+
+
+def test_a_plan_tells_who_would_leave() -> None:
+    """Others of lower priority, and of its own old version the replica whose place the new one takes."""
+    world = World()
+    world.set_policy(preemption="lower-priority", rollout_unavailable=1)
+    world.join("a", memory=200 * MIB)
+    world.deploy(spec("low", memory=150 * MIB))
+    world.answer()
+    for wish, reason in (
+        (spec("high", memory=150 * MIB, priority=5), "makes room for default/high v1 of priority 5"),
+        (spec("low", memory=150 * MIB, storage_uri="file:///2"), "makes room for version 2"),
+    ):
+        planned = plan(world.snapshot(), DeployModel(model=wish))
+        assert [each.server for each in planned.placements] == [""]
+        assert planned.leavers == (Leaver("default/low", 1, "local/a/0", reason),)

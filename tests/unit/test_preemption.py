@@ -1,11 +1,19 @@
 """Preemption by example: who has to leave, in which order, who never has to, and that nobody is pushed to and fro."""
 
+from itertools import count
 from typing import Any
+
+import pytest
 
 from magnetar_common.state import Model
 from magnetar_common.status import ModelState, model_status
 from magnetar_common.transitions import R
+from magnetar_events import ModelEvent
 from magnetar_events import facts as f
+from magnetar_events.requests import DeployModel
+from magnetar_scheduler.decide import decide
+from magnetar_scheduler.inputs import Request
+from magnetar_scheduler.placement.filters import Sieve
 from tests.support.world import MIB, World
 from tests.unit.test_tenants import of, placed, told
 
@@ -198,3 +206,77 @@ def test_a_leaver_whose_server_is_lost_is_not_waited_for() -> None:
     world.lapse(claim.server.split("/")[1])
     settle(world)
     assert told(world, "low/high")[0] is ModelState.AVAILABLE
+
+
+def test_a_floor_is_held_by_what_stays_not_by_what_is_on_its_way_out() -> None:
+    """Three wishes within one grace: the second finds the tenant at its floor, though what leaves is still there."""
+    world = world_of(100, 100, 100)
+    world.set_tenant("low", floor_replicas=2)
+    for name in "abc":
+        deploy(world, name)
+    left = [victims(deploy(world, f"x{n}", tenant="vip", priority=5, answer=False)) for n in range(3)]
+    assert left == [["low/c"], [], []]
+    assert world.state.quotas.stays("low").replicas == 2
+
+
+def test_what_moves_off_a_draining_server_holds_no_floor_twice() -> None:
+    """While a replica serves there and its replacement is there already, only one of them is to stay."""
+    world = world_of(100, 100, 100)
+    world.set_tenant("low", floor_replicas=2)
+    deploy(world, "a")
+    deploy(world, "b")
+    world.drain("s0")
+    assert [str(state) for state in world.states("low/a").values()] == ["Available", "LoadRequested"]
+    assert victims(deploy(world, "high", tenant="vip", priority=5, answer=False)) == []
+
+
+def test_a_version_that_is_about_to_be_replaced_holds_no_floor_beside_the_new_one() -> None:
+    world = world_of(100, 100, 100)
+    world.set_tenant("low", floor_replicas=2)
+    deploy(world, "a")
+    deploy(world, "b")
+    deploy(world, "a", storage_uri="file:///2", answer=False)
+    assert victims(deploy(world, "high", tenant="vip", priority=5, answer=False)) == []
+
+
+def test_no_version_has_one_of_its_own_model_leave() -> None:
+    """The old version serves until the new one can; what of lower priority is another model's may leave."""
+    world = world_of(200)
+    deploy(world, "m", memory=150 * MIB)
+    assert preempted(deploy(world, "m", memory=150 * MIB, priority=5, storage_uri="file:///2")) == []
+    assert world.states("low/m") == {(1, "local/s0/0"): R.AVAILABLE}
+    world = world_of(300)
+    deploy(world, "m", memory=150 * MIB, priority=1)
+    deploy(world, "batch", memory=150 * MIB, priority=2)
+    assert victims(deploy(world, "m", memory=150 * MIB, priority=5, storage_uri="file:///2")) == ["low/batch"]
+
+
+def test_a_search_compares_in_proportion_to_who_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each replica on a server costs a comparison or two; a server that is too small even when empty costs one."""
+    compared = count()
+    against = Sieve.against_site
+    monkeypatch.setattr(Sieve, "against_site", lambda sieve, site: (next(compared), against(sieve, site))[1])
+    world = world_of(200, preemption="never")
+    for n in range(200):
+        deploy(world, f"m{n}", memory=MIB)
+    world.set_policy(preemption="lower-priority")
+    for memory, leave, most in ((150, 150, 210), (300, 0, 5)):
+        wish = DeployModel(model=of("vip", "high", priority=5, memory=memory * MIB))
+        begin = next(compared)
+        assert len(victims(decide(world.state, Request(ModelEvent(event=wish)), world.at))) == leave
+        assert next(compared) - begin < most
+
+
+def test_what_one_decision_looks_at_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left waits for the next piece, and has its turn there."""
+    monkeypatch.setattr("magnetar_scheduler.draft.LOOKED", 10)
+    world = world_of(*[100] * 6, preemption="never")
+    for n in range(6):
+        deploy(world, f"low{n}")
+    for n in range(3):
+        deploy(world, f"high{n}", priority=5 + n)
+    begin = len(world.log)
+    world.set_policy(preemption="lower-priority")
+    settle(world)
+    assert [told(world, f"low/high{n}")[0] for n in range(3)] == [ModelState.AVAILABLE] * 3
+    assert max(len(preempted(list(entry.facts))) for entry in world.log[begin:]) == 1

@@ -1,5 +1,6 @@
 """Tenants by example: the cap, the floor, whose turn it is, and who may set all that."""
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from magnetar_events import facts as f
 from magnetar_events.policy import Policy
 from magnetar_events.requests import DeleteTenant, SetTenant
 from magnetar_events.tenants import Tenant
+from magnetar_scheduler import floors
 from tests.support.world import MIB, World, spec
 from tests.unit.test_authorship import CI, OPS
 
@@ -300,6 +302,65 @@ def test_between_two_that_are_below_their_floor_both_may_go_on() -> None:
     world.deploy(of("a", "m", memory=600 * MIB, requirements=()))
     world.join("large", memory=700 * MIB)
     assert placed(world.deploy(of("b", "n", memory=450 * MIB))) == ["b/n"]
+
+
+def test_one_server_is_kept_for_each_replica_that_a_tenant_lacks_and_the_rest_of_the_fleet_goes_on() -> None:
+    """A wish that fits nowhere keeps the server that has most room for it: new wishes, losses and drains find the others."""
+    world = fleet(20)
+    world.set_tenant("short", floor_replicas=1)
+    for n in range(20):
+        world.deploy(of("t", f"m{n:02}", memory=(400 if n else 300) * MIB))
+    world.answer()
+    for name in ("giant", "second"):  # it lacks one replica, and has one server kept
+        world.deploy(of("short", name, memory=900 * MIB))
+    assert placed(world.deploy(of("u", "tiny", memory=MIB))) == ["u/tiny"]
+    pinned = world.deploy(of("u", "pinned", memory=MIB, server="s0"))
+    assert "1 kept for a tenant that waits below its floor" in str(pinned)
+    world.lapse("s3")
+    world.drain("s5", deadline_ms=60_000)
+    world.answer()
+    settled = [f"t/m{n:02}" for n in range(20)]
+    assert [key for key in settled if told(world, key)[0] is not ModelState.AVAILABLE] == []
+    world.pass_time(5_000)
+    world.answer()
+    assert not world.state.servers["local/s5/0"].replicas
+    world.undeploy("m00", "t")
+    world.pass_time(5_000)
+    world.answer()
+    assert [told(world, key)[0] for key in ("short/giant", "u/pinned")] == [ModelState.AVAILABLE] * 2
+
+
+def test_what_replaces_a_lost_replica_may_take_what_is_kept_if_nothing_else_will_do() -> None:
+    """It is no more than its tenant had."""
+    world = fleet(2)
+    for name, server in (("m", ""), ("n", "s1")):
+        world.deploy(of("t", name, server=server))
+    world.answer()
+    world.set_tenant("short", floor_replicas=2)
+    world.deploy(of("short", "giant", replicas=2, memory=950 * MIB))
+    assert placed(world.deploy(of("t", "more"))) == []
+    assert [*world.states("t/m")] == [(1, "local/s0/0")]
+    world.lapse("s0")
+    world.answer()
+    assert (told(world, "t/m")[0], told(world, "t/more")[1]) == (ModelState.AVAILABLE, "TENANT_FLOOR")
+
+
+def test_what_is_kept_is_seldom_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most decisions concern servers that are not kept, and none that comes before them: then nothing is compared."""
+    compared = count()
+    capacity = floors._capacity  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(floors, "_capacity", lambda *args: (next(compared), capacity(*args))[1])
+    world = fleet(50)
+    for n in range(50):
+        world.deploy(of("t", f"m{n}"))
+    world.answer()
+    world.set_tenant("short", floor_replicas=10)
+    for n in range(5):
+        world.deploy(of("short", f"m{n}", memory=(950 + n) * MIB))
+    begin = next(compared)
+    for n in range(20):
+        assert placed(world.deploy(of("t", f"b{n}"))) == [f"t/b{n}"]
+    assert next(compared) - begin < 5 * 50
 
 
 # --- whose turn it is -------------------------------------------------------------------------------------------------

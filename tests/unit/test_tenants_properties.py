@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from magnetar_common.evolve import evolve
+from magnetar_common.fleet import room_for
 from magnetar_common.quotas import NOTHING, Amount, Quotas, at_cap, below_floor, cost, held, plus, tenant_of, times
 from magnetar_common.state import Model, Server, State, Version
 from magnetar_common.state_image import image_of, state_of
@@ -112,9 +113,10 @@ class Watched(World):
         facts = super().feed(source, raw, settle=False)
         for entry in self.log[length:]:
             shadow = self.shadow
+            promised = kept(shadow)
             shadow.position, shadow.at, shadow.fold_version = entry.position, entry.at, entry.fold_version
             for fact in entry.facts:
-                before(shadow, fact)
+                before(shadow, fact, promised)
                 evolve(shadow, fact)
                 after(shadow, fact)
         if settle and not isinstance(source, i.Continue):
@@ -123,42 +125,57 @@ class Watched(World):
         return facts
 
 
-def waiting(state: State, tenant: str) -> list[tuple[Model, Version]]:
-    """What of a tenant waits for room, told so, and not because of its own cap."""
-    return [
-        (model, version)
-        for key, model in state.models.items()
-        if tenant_of(key) == tenant
-        for version in (model.versions[generation] for generation in model.kept())
-        if version.refused is not None and model.missing(version.generation) and not at_cap(version)
-    ]
-
-
 def could_be(server: Server, model: Model, version: Version) -> bool:
     """Whether a server could have a replica of a version, were it empty."""
     held_here = (version.generation, server.key) in model.replicas or server.key in version.places
-    return not held_here and any(device.total >= version.spec.memory for device in server.devices.values())
+    return not held_here and any(device.total >= version.size for device in server.devices.values())
 
 
-def before(state: State, fact: f.Fact) -> None:
-    """What must hold for a fact to be decided."""
+def kept(state: State) -> dict[str, set[str]]:
+    """What is kept for each tenant that waits below its floor: for each replica that it lacks the server with most room."""
+    taken: set[str] = set()
+    found: dict[str, set[str]] = {}
+    rooms = state.fleet.rooms(state)
+    for name in sorted(state.tenants):
+        floor, use = state.tenants[name], state.quotas.use(name)
+        waiting = [
+            (-version.spec.priority, version.position, key, n, model, version)
+            for key, model in state.models.items()
+            if tenant_of(key) == name and not model.frozen
+            for n, version in enumerate(model.versions[generation] for generation in model.kept())
+            if not at_cap(version)
+        ]
+        for *_, model, version in sorted(waiting, key=lambda each: each[:4]):
+            for _ in range(model.missing(version.generation)):
+                free = [key for key in rooms if key not in taken and could_be(state.servers[key], model, version)]
+                if below_floor(floor, use) and free:
+                    best = min(free, key=lambda key: (-room_for(rooms[key], 0), key))
+                    taken.add(best)
+                    found.setdefault(name, set()).add(best)
+                    use = plus(use, cost(version.spec, version.size))
+    return found
+
+
+def before(state: State, fact: f.Fact, promised: dict[str, set[str]]) -> None:
+    """What must hold for a fact to be decided; what is kept is that of before the entry."""
     if isinstance(fact, f.ReplicaPlaced):
         mine, server = tenant_of(fact.model), state.servers[fact.server]
         if below_floor(state.tenants.get(mine), state.quotas.use(mine)):
             return
-        for name, tenant in state.tenants.items():
-            if name != mine and below_floor(tenant, state.quotas.use(name)):
-                eaten = [model.key for model, version in waiting(state, name) if could_be(server, model, version)]
-                assert not eaten, (
-                    f"{fact.model} takes on {fact.server} what {eaten} wait for, below the floor of {name}"
-                )
+        model = state.models[fact.model]
+        if any(each.state is R.LOST or each.draining for each in model.of(fact.generation)):
+            return  # nothing more than the tenant had
+        for name, servers in promised.items():
+            eaten = below_floor(state.tenants.get(name), state.quotas.use(name)) and server.key in servers
+            assert not eaten, f"{fact.model} takes on {fact.server} what {name} waits for, below its floor"
     elif isinstance(fact, f.ReplicasPreempted):
         assert state.policy.preemption == "lower-priority"
-        use = {name: state.quotas.use(name) for name in TENANTS}
+        use = {name: staying(state).get(name, NOTHING) for name in TENANTS}  # what is on its way out holds no floor
         for victim in fact.victims:
             replica = state.models[victim.model].replicas[victim.generation, fact.server]
             version = state.models[victim.model].versions[victim.generation]
             assert replica.live
+            assert victim.model != fact.model
             assert version.spec.priority == victim.priority < fact.priority
             name = tenant_of(victim.model)
             use[name] = plus(use[name], times(held(replica), -1))
@@ -170,6 +187,7 @@ def after(state: State, fact: f.Fact) -> None:
     """What must hold once a fact is so."""
     assert state.illegal == 0
     assert books(state) == (state.quotas.used, state.quotas.wanted), f"after {fact}"
+    assert staying(state) == state.quotas.staying, f"after {fact}"
     if isinstance(fact, f.ReplicaPlaced) and (tenant := state.tenants.get(tenant_of(fact.model))):
         use = state.quotas.use(tenant.name)
         assert not 0 < tenant.cap_replicas < use.replicas, f"{use} after {fact}"
@@ -191,6 +209,16 @@ def books(state: State) -> tuple[dict[str, Amount], dict[str, Amount]]:
                 wanted.get(name, NOTHING), times(cost(model.target.spec, model.target.size), model.wanted)
             )
     return used, {name: amount for name, amount in wanted.items() if amount != NOTHING}
+
+
+def staying(state: State) -> dict[str, Amount]:
+    """What of each tenant is to stay, counted anew."""
+    found: dict[str, Amount] = {}
+    for key, model in state.models.items():
+        for replica in model.replicas.values():
+            if replica.live:
+                found[tenant_of(key)] = plus(found.get(tenant_of(key), NOTHING), held(replica))
+    return found
 
 
 def nothing_more_fits(world: World) -> None:

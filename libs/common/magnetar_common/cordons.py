@@ -4,6 +4,7 @@ An operator's order is about a name, and outlives whoever bears it: the next lif
 of an agent that is about to end is over with that life.
 """
 
+from magnetar_common.quotas import count_staying, stays
 from magnetar_common.state import CORDONED, DRAIN_TIMER, DRAINING, Cordon, Server, State
 from magnetar_events import facts as f
 
@@ -15,7 +16,9 @@ def mark_draining(state: State, server: Server) -> None:
         server.drains, server.drain_due = False, 0
     for replica in server.replicas.values():
         if replica.draining != draining:
+            stayed = stays(replica)
             replica.draining = draining
+            count_staying(state, replica.model, stayed, stays(replica))
             state.touched[replica.model] = None
 
 

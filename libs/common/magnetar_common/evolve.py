@@ -11,7 +11,7 @@ from magnetar_common.errors import LogFork, LogHole, LogTooNew
 from magnetar_common.indexes import book, book_arriving, index_models, index_replica, load_ended, rebook
 from magnetar_common.memory_folds import MEMORY_FOLDS, level_off
 from magnetar_common.model_folds import MODEL_FOLDS, model_wanted
-from magnetar_common.quotas import NOTHING, count, held, taken
+from magnetar_common.quotas import NOTHING, count, count_staying, held, stays, taken
 from magnetar_common.server_folds import SERVER_FOLDS
 from magnetar_common.since import BOUNDED, DRAINS
 from magnetar_common.state import Model, Replica, ReplicaKey, State, request_name
@@ -134,6 +134,7 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
     before = model.replicas.get(key)
     counted = before is not None and before.state is not R.LOST
     bookings = before.bookings if before is not None and counted else ()
+    stayed = stays(before)
     arriving = before is not None and before.state in ARRIVING
     if not MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
         state.illegal += 1
@@ -155,6 +156,7 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
             level_off(state, server, after.bookings)
     if after is None or after.bookings is not bookings or (after.state is not R.LOST) != counted:
         count(state, fact.model, taken(bookings) if counted else NOTHING, held(after))
+    count_staying(state, fact.model, stayed, stays(after))
     index_replica(state, ReplicaKey(fact.model, *key), after)
     state.touched[fact.model] = None
 
@@ -184,9 +186,10 @@ def _rebooked(state: State, fact: f.ReplicaBooked) -> None:
         state.illegal += 1
         return
     rebook(state, state.servers[fact.server], replica, fact.bookings)
-    before = held(replica)
+    before, stayed = held(replica), stays(replica)
     _of_model(state, fact)
     count(state, fact.model, before, held(replica))
+    count_staying(state, fact.model, stayed, stays(replica))
 
 
 def _model_removed(state: State, fact: f.ModelRemoved) -> None:

@@ -126,7 +126,9 @@ class _Place(NamedTuple):
 class Fleet:
     """The index. It is derived, and no part of the state; servers that changed are sorted in when somebody looks."""
 
-    __slots__ = ("_by_name", "_changed", "_hosts", "_kinds", "_places", "_pools", "_refusals", "_rooms")
+    __slots__ = (
+        "_by_name", "_changed", "_hosts", "_kept", "_kinds", "_moved", "_places", "_pools", "_refusals", "_rooms",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self._pools: dict[Pool, Any] = {}
@@ -137,6 +139,8 @@ class Fleet:
         self._changed: dict[str, Server | None] = {}
         self._kinds: dict[str, tuple[ServerInfo, Pool]] = {}
         self._refusals: dict[object, Any] = {}
+        self._kept: Any = None
+        self._moved: set[str] = set()
 
     def touch(self, server: Server) -> None:
         """Take note that a server is another than it was."""
@@ -171,6 +175,15 @@ class Fleet:
         self._settle(state)
         return self._refusals
 
+    def kept(self, state: State) -> tuple[Any, set[str]]:
+        """Return what :meth:`keep` was given last, and the servers that have changed since."""
+        self._settle(state)
+        return self._kept, self._moved
+
+    def keep(self, found: object) -> None:
+        """Keep what was found out about the whole fleet as it is."""
+        self._kept, self._moved = found, set()
+
     def pool_of(self, server: Server) -> Pool:
         """Return a server's class and zone, made anew only when it says something else of itself."""
         known = self._kinds.get(server.key)
@@ -184,6 +197,8 @@ class Fleet:
             return
         for key, server in self._changed.items():
             self._sort_in(state, key, server if server is not None and server.schedulable else None)
+        if self._kept is not None:
+            self._moved.update(self._changed)
         self._changed.clear()
         self._refusals.clear()
 

@@ -5,7 +5,7 @@ the servers. What does not follow from them is an order of arrival, where decisi
 """
 
 from magnetar_common.memory import Awaited
-from magnetar_common.quotas import NOTHING, count, held
+from magnetar_common.quotas import NOTHING, count, count_staying, held, stays
 from magnetar_common.state import DRAIN_TIMER, RETURN_TIMER, Replica, ReplicaKey, Server, State
 from magnetar_common.transitions import ARRIVING, LEAVING
 from magnetar_events.facts import Booking
@@ -34,6 +34,7 @@ def reindex(state: State) -> None:
             server = state.servers[replica.server]
             book(state, server, replica, +1)
             count(state, model.key, NOTHING, held(replica))
+            count_staying(state, model.key, NOTHING, stays(replica))
             if replica.state in ARRIVING:
                 book_arriving(state, server, replica, +1)
             index_replica(state, replica.key, replica)

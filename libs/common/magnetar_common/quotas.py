@@ -46,6 +46,11 @@ class Need(NamedTuple):
     memory: int
     without: frozenset[str]
     """Servers that hold the version already, or where it failed."""
+    missing: int
+    """So many replicas have no place."""
+    priority: int
+    position: int
+    """Of the entry that took the wish up."""
 
 
 NOTHING = Amount(0, 0)
@@ -66,12 +71,14 @@ class Quotas:
 
     Attributes:
         used: tenant → what it has; one that has nothing is not there.
+        staying: tenant → what of that is to stay: neither on its way out nor on a server that drains.
         wanted: tenant → what its models want together.
         needs: tenant → model → what it needs that has no place.
         claims: server → (model, version) that replicas of lower priority leave it for.
     """
 
     used: dict[str, Amount] = field(default_factory=dict[str, Amount])
+    staying: dict[str, Amount] = field(default_factory=dict[str, Amount])
     wanted: dict[str, Amount] = field(default_factory=dict[str, Amount])
     needs: dict[str, dict[str, tuple[Need, ...]]] = field(default_factory=dict[str, "dict[str, tuple[Need, ...]]"])
     claims: dict[str, dict[tuple[str, int], None]] = field(default_factory=dict[str, dict[tuple[str, int], None]])
@@ -80,6 +87,10 @@ class Quotas:
     def use(self, tenant: str) -> Amount:
         """Return what a tenant has."""
         return self.used.get(tenant, NOTHING)
+
+    def stays(self, tenant: str) -> Amount:
+        """Return what a tenant has that is to stay."""
+        return self.staying.get(tenant, NOTHING)
 
     def wants(self, tenant: str) -> Amount:
         """Return what a tenant's models want together: of each, the wanted version."""
@@ -159,6 +170,11 @@ def held(replica: Replica | None) -> Amount:
     return NOTHING if replica is None or replica.state is R.LOST else taken(replica.bookings)
 
 
+def stays(replica: Replica | None) -> Amount:
+    """Return what a replica counts for that is to stay; nothing if it is lost, on its way out, or its server drains."""
+    return taken(replica.bookings) if replica is not None and replica.live else NOTHING
+
+
 def taken(bookings: tuple[Booking, ...]) -> Amount:
     """Return what a replica with these bookings counts for."""
     return Amount(1, bookings[0].bytes if len(bookings) == 1 else sum(booking.bytes for booking in bookings))
@@ -167,6 +183,11 @@ def taken(bookings: tuple[Booking, ...]) -> Amount:
 def below_floor(tenant: Tenant | None, used: Amount) -> bool:
     """Whether a tenant has less than its floor: fewer replicas, or fewer bytes."""
     return tenant is not None and (used.replicas < tenant.floor_replicas or used.bytes < tenant.floor_bytes)
+
+
+def lacking(tenant: Tenant, used: Amount) -> Amount:
+    """Return what a tenant lacks of its floor; nothing if it has that."""
+    return Amount(max(0, tenant.floor_replicas - used.replicas), max(0, tenant.floor_bytes - used.bytes))
 
 
 def left(tenant: Tenant | None, used: Amount) -> int:
@@ -189,6 +210,12 @@ def count(state: State, model: str, before: Amount, now: Amount) -> None:
     _add(state.quotas.used, name, minus(now, before))
     if tenant is not None and (now < before or below_floor(tenant, used) > below_floor(tenant, state.quotas.use(name))):
         state.room += 1
+
+
+def count_staying(state: State, model: str, before: Amount, now: Amount) -> None:
+    """Enter a replica of which another amount is to stay than was."""
+    if now != before:
+        _add(state.quotas.staying, tenant_of(model), minus(now, before))
 
 
 def _add(books: dict[str, Amount], tenant: str, amount: Amount) -> None:
@@ -227,7 +254,23 @@ def code_of(refused: PlacementRefused) -> str:
 
 
 def need_of(model: Model, version: Version) -> Need:
-    """Return what one more replica of a version needs."""
-    spec = version.spec
+    """Return what the missing replicas of a version need, each."""
+    spec, missing = version.spec, model.missing(version.generation)
     without = frozenset((*version.places, *(replica.server for replica in model.of(version.generation))))
-    return Need(spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, version.size, without)
+    return Need(
+        spec.server,
+        spec.runtime.kind,
+        spec.requirements,
+        spec.devices,
+        spec.gpu_types,
+        version.size,
+        without,
+        missing,
+        spec.priority,
+        version.position,
+    )
+
+
+def once(need: Need) -> Amount:
+    """Return what one replica that a need is for takes."""
+    return Amount(1, max(1, need.devices) * need.memory)

@@ -13,7 +13,7 @@ from magnetar_common.cordons import (
 )
 from magnetar_common.indexes import book, book_arriving, load_ended, move_host
 from magnetar_common.memory_folds import forget_returns, rearm
-from magnetar_common.quotas import NOTHING, count, held
+from magnetar_common.quotas import NOTHING, count, count_staying, held, stays
 from magnetar_common.since import BOUNDED
 from magnetar_common.state import Server, State
 from magnetar_common.transitions import ARRIVING, R
@@ -166,6 +166,7 @@ def _server_lost(state: State, fact: f.ServerLost) -> None:
             book_arriving(state, server, replica, -1)
             load_ended(state)
         count(state, replica.model, held(replica), NOTHING)
+        count_staying(state, replica.model, stays(replica), NOTHING)
         replica.state, replica.since, replica.due = R.LOST, state.at, 0
         replica.code, replica.reason = fact.code, fact.reason
         state.outstanding.pop(replica.key, None)
@@ -180,6 +181,7 @@ def _server_forgotten(state: State, fact: f.ServerForgotten) -> None:
     for replica in list(server.replicas.values()):
         book(state, server, replica, -1)
         count(state, replica.model, held(replica), NOTHING)
+        count_staying(state, replica.model, stays(replica), NOTHING)
         model = state.models[replica.model]
         del model.replicas[replica.generation, replica.server]
         state.touched[replica.model] = None

@@ -24,6 +24,7 @@ from magnetar_common.quotas import (
     minus,
     need_of,
     plus,
+    stays,
     tenant_of,
 )
 from magnetar_common.since import DRAINS
@@ -32,6 +33,12 @@ from magnetar_common.transitions import ARRIVING, STATES, R
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
 from magnetar_scheduler.budget import BUDGET, size_of
+
+LOOKED = 50_000
+"""Replicas and comparisons for who could leave that one decision makes, before it leaves the rest to the next one.
+
+Half a second of them, measured: as ``pending.COMPARISONS``.
+"""
 
 _T = TypeVar("_T", Model, Version, Replica)
 
@@ -61,14 +68,16 @@ class Draft:
         "bytes",
         "claims",
         "facts",
+        "fresh",
+        "kept",
         "largest_room",
         "least",
         "loading",
+        "looked",
         "placed",
-        "refused",
         "reserved",
-        "short",
         "state",
+        "stayed",
         "used",
     )
 
@@ -88,16 +97,20 @@ class Draft:
         """How many accelerators → the most that any device had left when somebody first asked; see ``placement``."""
         self.used: dict[str, Amount] = {}
         """Tenant → what this draft adds to what it has (or, below zero, takes away)."""
-        self.short: dict[str, set[Need]] | None = None
-        """Tenant with a floor → what its models needed before this draft; None = nobody has asked yet."""
-        self.refused: dict[str, set[Need]] = {}
-        """Tenant → what those of its models need that found no place in this draft."""
+        self.stayed: dict[str, Amount] = {}
+        """The same of what is to stay."""
+        self.kept: dict[str, tuple[frozenset[tuple[str, bool]], Amount]] | None = None
+        """Tenant that waits below its floor → what is kept for it, see ``floors``; None = nobody has asked yet."""
+        self.fresh: list[tuple[str, Need]] = []
+        """(Model, what it needs) that found no place in this draft, and for which nothing is kept yet."""
         self.awaited: dict[str, list[tuple[f.Booking, ...]]] = {}
         """Server → what replicas reserved that this draft has unloaded, and that are to give it back."""
         self.claims: dict[str, list[tuple[str, int]]] = {}
         """Server → (model, version) that this draft has others leave it for."""
         self.least: int | None = None
         """The lowest priority that anything has that is there; None = nobody has asked yet."""
+        self.looked = 0
+        """Replicas that were looked at for whether they could leave, and comparisons that were made for it."""
         self._models: dict[str, Model | None] = {}
         self._size = 0
 
@@ -108,8 +121,8 @@ class Draft:
 
     @property
     def full(self) -> bool:
-        """Whether the entry is large enough: what is left to do is left pending, for the next one."""
-        return self._size > BUDGET
+        """Whether the entry is large enough, or took long enough: what is left to do is left pending, for the next one."""
+        return self._size > BUDGET or self.looked > LOOKED
 
     def model(self, key: str) -> Model | None:
         """Return the model as it is after the facts so far. The copy is for reading: change it by ``emit``."""
@@ -143,6 +156,10 @@ class Draft:
         """Return what a tenant has after the facts so far."""
         used, added = self.state.quotas.use(tenant), self.used.get(tenant)
         return used if added is None else plus(used, added)
+
+    def stays(self, tenant: str) -> Amount:
+        """Return what a tenant has after the facts so far that is to stay."""
+        return plus(self.state.quotas.stays(tenant), self.stayed.get(tenant, NOTHING))
 
     def is_short(self, tenant: str) -> bool:
         """Whether a tenant has less than its floor after the facts so far."""
@@ -204,14 +221,14 @@ class Draft:
         replica = self._fold(fact).replicas[fact.generation, fact.server]
         replica.draining = self.state.version >= DRAINS and server.draining
         self._reserve(fact.server, fact.bookings, +1)
-        self._use(fact.model, held(replica))
+        self._use(fact.model, held(replica), stays(replica))
         if replica.state in ARRIVING:
             self.loading[fact.server] += 1
 
     def _on_changed(self, fact: f.ReplicaChanged) -> None:
         key = ReplicaKey(fact.model, fact.generation, fact.server)
         replica = self.replica(key)
-        counted = held(replica)
+        counted, stayed = held(replica), stays(replica)
         self._fold(fact)
         after = self.replica(key)
         if after is None and replica is not None:
@@ -219,16 +236,18 @@ class Draft:
         begun = (STATES[fact.after] in ARRIVING) - (STATES[fact.before] in ARRIVING)
         if begun:
             self.loading[fact.server] += begun
-        self._use(fact.model, minus(held(after), counted))
+        self._use(fact.model, minus(held(after), counted), minus(stays(after), stayed))
 
     def _on_booked(self, fact: f.ReplicaBooked) -> None:
-        replica = self.replica(ReplicaKey(fact.model, fact.generation, fact.server))
+        key = ReplicaKey(fact.model, fact.generation, fact.server)
+        replica = self.replica(key)
         before = replica.bookings if replica is not None else ()
-        counted = held(replica)
+        counted, stayed = held(replica), stays(replica)
         self._fold(fact)
+        after = self.replica(key)
         self._hold(fact.server, before, -1)
         self._hold(fact.server, fact.bookings, +1)
-        self._use(fact.model, minus(held(self.replica(ReplicaKey(fact.model, fact.generation, fact.server))), counted))
+        self._use(fact.model, minus(held(after), counted), minus(stays(after), stayed))
 
     def _on_preempted(self, fact: f.ReplicasPreempted) -> None:
         self._fold(fact)
@@ -238,26 +257,35 @@ class Draft:
         model = self._fold(fact)
         version = model.versions[fact.generation]
         if not at_cap(version):
-            self.refused.setdefault(tenant_of(model.key), set()).add(need_of(model, version))
+            self.fresh.append((model.key, need_of(model, version)))
 
-    def _use(self, model: str, amount: Amount) -> None:
-        if amount != NOTHING:
-            tenant = tenant_of(model)
-            self.used[tenant] = plus(self.used.get(tenant, NOTHING), amount)
+    def _use(self, model: str, amount: Amount, stay: Amount) -> None:
+        for books, more in ((self.used, amount), (self.stayed, stay)):
+            if more != NOTHING:
+                tenant = tenant_of(model)
+                books[tenant] = plus(books.get(tenant, NOTHING), more)
 
     @contextmanager
     def without(self, replica: Replica) -> Generator[None]:
         """Within it, things stand as if a replica were gone and its memory free."""
-        amount, known = held(replica), replica.server in self.placed
-        self._reserve(replica.server, replica.bookings, -1)
-        self._use(replica.model, minus(NOTHING, amount))
+        known = replica.server in self.placed
+        self.take_out(replica)
         try:
             yield
         finally:
-            self._reserve(replica.server, replica.bookings, +1)
-            self._use(replica.model, amount)
+            self.put_back(replica)
             if not known:
                 del self.placed[replica.server]
+
+    def take_out(self, replica: Replica) -> None:
+        """Have things stand as if a replica were gone and its memory free, until it is put back."""
+        self._reserve(replica.server, replica.bookings, -1)
+        self._use(replica.model, minus(NOTHING, held(replica)), minus(NOTHING, stays(replica)))
+
+    def put_back(self, replica: Replica) -> None:
+        """Have things stand again as they do with a replica that was taken out."""
+        self._reserve(replica.server, replica.bookings, +1)
+        self._use(replica.model, held(replica), stays(replica))
 
     @contextmanager
     def given_back(self, server: Server) -> Generator[None]:

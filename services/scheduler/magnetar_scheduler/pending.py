@@ -111,7 +111,8 @@ def on_continue(draft: Draft, source: Continue) -> None:
 
 def tries(state: State) -> int:
     """Return how many models waiting for room, or kinds of them, one entry tries to place."""
-    return max(1, COMPARISONS // max(1, len(state.servers)))
+    leavers = 0 if state.policy.preemption == "never" else sum(each.replicas for each in state.quotas.used.values())
+    return max(1, COMPARISONS // max(1, 6 * len(state.servers) + 2 * leavers if leavers else len(state.servers)))
 
 
 def more_to_try(state: State, tried: int) -> bool:

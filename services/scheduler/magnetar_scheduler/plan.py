@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from magnetar_common.evolve import evolve, fold
 from magnetar_common.state import State
+from magnetar_common.transitions import LIVE, STATES
 from magnetar_events import ModelEvent
 from magnetar_events import facts as f
 from magnetar_events.entry import Entry, Input
@@ -12,6 +13,23 @@ from magnetar_events.requests import DeployModel
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.inputs import Continue, Decidable, Request
 from magnetar_scheduler.placement.explain import Explanation, explain_entry
+
+
+@dataclass(slots=True, frozen=True)
+class Leaver:
+    """A replica that would start to leave its server.
+
+    Attributes:
+        model: key.
+        generation: of its version.
+        server: key.
+        reason: what for.
+    """
+
+    model: str
+    generation: int
+    server: str
+    reason: str
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,6 +42,8 @@ class Planned:
         code: why it would be rejected; empty = it would be accepted.
         message: the same, for people.
         placements: each replica that would be placed, and why those that would not be are not.
+        leavers: the replicas that would begin to leave: its own, and those of lower priority that make room for it. What
+            they make room for waits until they have left, and is nowhere in the plan.
     """
 
     model: str
@@ -31,6 +51,7 @@ class Planned:
     code: str
     message: str
     placements: tuple[Explanation, ...]
+    leavers: tuple[Leaver, ...] = ()
 
 
 def plan(state: State, wish: DeployModel) -> Planned:
@@ -43,13 +64,29 @@ def plan(state: State, wish: DeployModel) -> Planned:
         wish: what for.
     """
     evolve(state, f.PolicySet(state.policy.model_copy(update={"require_signature": False})))
-    key, placements = wish.subject, list[Explanation]()
+    key, placements, leavers = wish.subject, list[Explanation](), list[Leaver]()
     for facts in _granted(state, wish):
         for fact in facts:
             if isinstance(fact, f.RequestRejected):
                 return Planned(key, 0, fact.code, fact.message, ())
         placements += explain_entry(state, state.at, facts, key)
-    return Planned(key, state.models[key].generation, "", "", tuple(placements))
+        leavers += _leavers(facts, key)
+    return Planned(key, state.models[key].generation, "", "", tuple(placements), tuple(leavers))
+
+
+def _leavers(facts: list[f.Fact], key: str) -> Iterator[Leaver]:
+    """Yield the replicas of a model, and those that leave for it, that begin to leave in an entry."""
+    theirs = {
+        (victim.model, victim.generation, fact.server)
+        for fact in facts
+        if isinstance(fact, f.ReplicasPreempted) and fact.model == key
+        for victim in fact.victims
+    }
+    for fact in facts:
+        if isinstance(fact, f.ReplicaChanged) and STATES[fact.before] in LIVE and STATES[fact.after] not in LIVE:
+            place = (fact.model, fact.generation, fact.server)
+            if fact.model == key or place in theirs:
+                yield Leaver(*place, fact.reason)
 
 
 def _granted(state: State, wish: DeployModel) -> Iterator[list[f.Fact]]:

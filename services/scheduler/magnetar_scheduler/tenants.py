@@ -5,19 +5,19 @@ of an old version while the new one loads, too: nothing passes it but what is fo
 the cap was lowered.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from magnetar_common.amounts import amount
-from magnetar_common.fleet import suited_devices
-from magnetar_common.quotas import TENANT_FLOOR, Amount, Need, cost, minus, plus, tenant_of, times
+from magnetar_common.quotas import TENANT_FLOOR, Amount, cost, minus, plus, tenant_of, times
 from magnetar_common.state import Model, Server, Version
 from magnetar_events import facts as f
 from magnetar_events.models import ModelSpec
 from magnetar_events.requests import DeleteTenant, SetTenant
 from magnetar_events.tenants import Tenant
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.floors import Kept, takes
 from magnetar_scheduler.refusal import Refusal
 
 CLAIMED = "claimed"
@@ -87,39 +87,10 @@ def check_wish(draft: Draft, model: str, spec: ModelSpec, replicas: int, size: i
             raise Refusal("TENANT_QUOTA", "event", message)
 
 
-# --- the floor --------------------------------------------------------------------------------------------------------
+# --- what is kept for others ---------------------------------------------------------------------------------------------
 
 
-def kept_from(draft: Draft, version: Version) -> frozenset[Need]:
-    """Return the needs that go before one more replica of a version: of tenants that wait below their floor.
-
-    Whoever is below its own floor is kept from nothing.
-    """
-    tenant = version.spec.tenant
-    if not draft.state.tenants or draft.is_short(tenant):
-        return frozenset()
-    return frozenset(
-        need
-        for waiting in (_waiting(draft), draft.refused)
-        for name, needs in waiting.items()
-        if name != tenant and draft.is_short(name)
-        for need in needs
-    )
-
-
-def _waiting(draft: Draft) -> dict[str, set[Need]]:
-    """Return what has no place of the tenants that have a floor, as it was before the draft."""
-    if draft.short is None:
-        state = draft.state
-        draft.short = {
-            name: {need for each in state.quotas.needs[name].values() for need in each}
-            for name, tenant in state.tenants.items()
-            if name in state.quotas.needs and (tenant.floor_replicas or tenant.floor_bytes)
-        }
-    return draft.short
-
-
-def kept(draft: Draft, model: Model, version: Version, server: Server, needs: Collection[Need]) -> str:
+def kept(draft: Draft, model: Model, version: Version, server: Server, floors: Kept) -> str:
     """Return the rule by which a server is kept from a version, or an empty string.
 
     What others leave for a more important model is kept from all but it, and who waits below its floor.
@@ -129,7 +100,7 @@ def kept(draft: Draft, model: Model, version: Version, server: Server, needs: Co
         model: of which one more replica is to be placed.
         version: of it.
         server: one that is schedulable.
-        needs: from :func:`kept_from`.
+        floors: from :func:`magnetar_scheduler.floors.kept_from`.
     """
     claims = (*draft.state.quotas.claims.get(server.key, ()), *draft.claims.get(server.key, ()))
     if (
@@ -138,9 +109,7 @@ def kept(draft: Draft, model: Model, version: Version, server: Server, needs: Co
         and any(_in_force(draft, model, version, *claim, server.key) for claim in claims)
     ):
         return CLAIMED
-    if needs and any(_takes_from(server, version.spec, need) for need in needs):
-        return TENANT_FLOOR
-    return ""
+    return TENANT_FLOOR if floors and takes(floors, server, version.spec) else ""
 
 
 def _in_force(draft: Draft, model: Model, version: Version, key: str, generation: int, server: str) -> bool:
@@ -149,24 +118,6 @@ def _in_force(draft: Draft, model: Model, version: Version, key: str, generation
     claimant = draft.model(key)
     claim = claimant.versions.get(generation) if claimant is not None and not claimant.deleted else None
     return claim is not None and claim.claim == server and claim.refused is not None and draft.at < claim.claimed_until
-
-
-def _takes_from(server: Server, spec: ModelSpec, need: Need) -> bool:
-    """Whether a replica here would take what a need could have, were the server empty."""
-    info = server.info
-    same_memory = (spec.devices > 0) == (need.devices > 0)
-    if not (same_memory or info.max_models or info.memory_bytes):
-        return False
-    if (need.server and info.server != need.server) or server.key in need.without:
-        return False
-    if (need.runtime and info.runtime.kind != need.runtime) or not set(info.capabilities).issuperset(need.requirements):
-        return False
-    whole = 100 + info.over_commit_percent
-    if 0 < info.memory_bytes * whole // 100 < max(1, need.devices) * need.memory:
-        return False
-    suited = suited_devices(server, need.devices, need.gpu_types)
-    fitting = sum(device.total * whole // 100 >= need.memory for device in suited)
-    return fitting >= max(1, need.devices)
 
 
 # --- whose turn it is -------------------------------------------------------------------------------------------------

@@ -99,6 +99,8 @@ def _show_plan(row: Json) -> None:
     else:
         for each in placements:
             _show(each)
+    for each in row["leavers"]:
+        put(f"{each['model']} version {each['generation']} leaves {each['server']}: {each['reason']}")
 
 
 def _show(placement: Json) -> None:

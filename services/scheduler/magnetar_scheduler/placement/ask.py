@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 
 from magnetar_common.fleet import Zone
-from magnetar_common.quotas import Need
 from magnetar_common.state import Model, Version
 from magnetar_common.transitions import LIVE
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.tenants import kept_from
+from magnetar_scheduler.floors import Kept, kept_from
 
 SPREAD = 2
 """Fold version since which replicas keep apart by host and zone; a log of version 1 is decided as it was."""
@@ -20,7 +19,6 @@ class Ask:
         draft: what is decided already.
         model: the draft's copy of it.
         version: of it.
-        needs: if they are known already.
 
     Attributes:
         spec: what is wanted.
@@ -32,7 +30,7 @@ class Ask:
         cached: servers that have the artifact, as far as is known: those that hold another version of it, and the few
             that the model remembers.
         claimed: whether some server is being cleared for a model of higher priority.
-        needs: what goes before it, of tenants that wait below their floor.
+        kept: what is kept from it for tenants that wait below their floor.
         told: what a filter that turns every server down says instead of its rule's sentence.
     """
 
@@ -43,8 +41,8 @@ class Ask:
         "count",
         "draft",
         "hosts",
+        "kept",
         "model",
-        "needs",
         "policy",
         "size",
         "spec",
@@ -53,7 +51,7 @@ class Ask:
         "zones",
     )
 
-    def __init__(self, draft: Draft, model: Model, version: Version, needs: frozenset[Need] | None = None) -> None:
+    def __init__(self, draft: Draft, model: Model, version: Version) -> None:
         self.draft = draft
         self.model = model
         self.version = version
@@ -67,7 +65,7 @@ class Ask:
             self._keep_apart()
         self.apart = bool(self.hosts) and self.policy.anti_affinity != "server"
         self.claimed = bool(draft.claims or draft.state.quotas.claims)
-        self.needs = kept_from(draft, version) if needs is None else needs
+        self.kept: Kept = kept_from(draft, version)
         self.told = ""
         self.cached = dict.fromkeys(self._holders()) if version.digest else {}
 

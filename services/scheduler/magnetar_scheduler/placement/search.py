@@ -6,10 +6,10 @@ from math import inf
 from typing import NamedTuple
 
 from magnetar_common.fleet import Rank, room_for
-from magnetar_common.quotas import Need
 from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count, PlacementRefused
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.floors import NONE, replaces
 from magnetar_scheduler.placement.ask import Ask
 from magnetar_scheduler.placement.filters import PASSING, RULES, Sieve
 from magnetar_scheduler.placement.scorers import Scale
@@ -63,7 +63,7 @@ def place(draft: Draft, model: Model, version: Version) -> Placed | Refused:
     search = Search(ask)
     if rule := search.sieve.against_all():
         return Refused((Count(rule, len(draft.state.servers)),), (), ask.told or RULES[rule])
-    if before is not None and not ask.needs and _outgrown(draft, version):
+    if before is not None and not ask.kept and _outgrown(draft, version):
         return _as_before(before)
     found = search.find()
     if not found:
@@ -82,9 +82,7 @@ def _for_memory(refused: PlacementRefused) -> bool:
     return not OF_MEMORY.isdisjoint(rules) and PASSING.isdisjoint(rules)
 
 
-def rule_against(
-    draft: Draft, model: Model, version: Version, server: Server, needs: frozenset[Need] | None = None
-) -> str:
+def rule_against(draft: Draft, model: Model, version: Version, server: Server) -> str:
     """Return the rule by which one server is turned down for one more replica of a version, or an empty string.
 
     Args:
@@ -92,9 +90,8 @@ def rule_against(
         model: of which one more replica is to be placed.
         version: of it.
         server: any.
-        needs: from :func:`magnetar_scheduler.tenants.kept_from`, if it was asked already.
     """
-    ask = Ask(draft, model, version, needs)
+    ask = Ask(draft, model, version)
     ask.apart = ask.apart and ask.policy.anti_affinity != "soft"
     return Sieve(ask).against(Site(ask, server))
 
@@ -103,7 +100,8 @@ class Search:
     """Looks for servers for one ask, and takes care that they are few.
 
     Args:
-        ask: what for. If nothing else helps, a soft ``apart`` of it is given up.
+        ask: what for. If nothing else helps, a soft ``apart`` of it is given up, and what is ``kept`` from all but a
+            replacement of what its tenant already had.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -118,6 +116,9 @@ class Search:
         self._look_around()
         if not self._found and ask.apart and ask.policy.anti_affinity == "soft":
             ask.apart = False
+            self._look_around()
+        if not self._found and ask.kept and replaces(ask.model, ask.version):
+            ask.kept = NONE
             self._look_around()
         self._found.sort()
         return self._found
@@ -145,10 +146,11 @@ class Search:
         # What a draft takes away may make room on any server of that host, of which the fleet does not know.
         least = -inf if draft.reserved and min(draft.reserved.values()) < 0 else ask.size
         level, equal, before = inf, 0, len(self._found)
+        on_devices, kept = devices > 0, ask.kept
         for floor, key in self._in_order():
             if floor > level or equal >= BEST or len(self._found) - before >= LOOKS:
                 break
-            if room_for(rooms[key], devices) < least or key in looked:
+            if room_for(rooms[key], devices) < least or key in looked or (key, on_devices) in kept:
                 continue
             site = self._look(key)
             if site is not None:
@@ -206,7 +208,7 @@ def _refuse(ask: Ask, sieve: Sieve) -> Refused:
     spec, policy, state = ask.spec, ask.policy, ask.draft.state
     known = state.fleet.refusals(state)
     asked = (spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, ask.size)
-    asked = (*asked, policy.utilisation_limit, policy.loads_per_server, ask.needs)
+    asked = (*asked, policy.utilisation_limit, policy.loads_per_server, ask.kept)
     if asked not in known:
         known[asked] = _refused(ask, sieve)
     return known[asked]

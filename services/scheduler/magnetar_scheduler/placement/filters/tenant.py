@@ -26,8 +26,8 @@ def against_all(ask: Ask) -> str:
 def against(site: Site) -> str:
     """Look for who goes before."""
     ask = site.ask
-    return tenants.kept(ask.draft, ask.model, ask.version, site.server, ask.needs)
+    return tenants.kept(ask.draft, ask.model, ask.version, site.server, ask.kept)
 
 
 TENANT_CAP = Filter(Scope.CLUSTER, CAP, against_all, when=lambda ask: ask.draft.state.tenants)
-TENANT_KEPT = Filter(Scope.SERVER, KEPT, against, when=lambda ask: ask.claimed or ask.needs)
+TENANT_KEPT = Filter(Scope.SERVER, KEPT, against, when=lambda ask: ask.claimed or ask.kept)
