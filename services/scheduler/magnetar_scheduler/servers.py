@@ -60,10 +60,12 @@ def on_reading_changed(draft: Draft, source: ReadingChanged) -> None:
 
 
 def on_reading_stale(draft: Draft, source: ReadingStale) -> None:
-    """Place nothing more by an old reading."""
-    server = draft.server(source.server)
-    if server is not None and not server.lost and not server.stale:
-        draft.emit(f.ServerReadingStale(source.server))
+    """Place nothing more by an old reading; after a take-over that is every one, piece by piece."""
+    servers = draft.state.servers
+    for key in [source.server] if source.server else sorted(servers):
+        server = servers.get(key)
+        if server is not None and not server.lost and not server.stale and not draft.full:
+            draft.emit(f.ServerReadingStale(key))
 
 
 def on_lease_lapsed(draft: Draft, source: LeaseLapsed) -> None:
