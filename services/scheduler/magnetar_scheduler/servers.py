@@ -42,6 +42,8 @@ def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
             _lose(draft, server, "DOWN", "its agent said goodbye")
     elif server.lost:
         draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
+        if record.status == "DRAINING":
+            on_agent_draining(draft, server, record)
         on_devices(draft, server, info)
     elif differs(record, server.record):
         _update(draft, server, record)
