@@ -41,9 +41,7 @@ def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
         if not server.lost and not record.declared_by:
             _lose(draft, server, "DOWN", "its agent said goodbye")
     elif server.lost:
-        draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
-        if record.status == "DRAINING":
-            on_agent_draining(draft, server, record)
+        _return(draft, server, record)
         on_devices(draft, server, info)
     elif differs(record, server.record):
         _update(draft, server, record)
@@ -169,6 +167,12 @@ def inventory_due(draft: Draft) -> int:
 
 def _join(draft: Draft, key: str, record: ServiceRecord) -> None:
     draft.emit(f.ServerJoined(key, record, inventory_due(draft)))
+
+
+def _return(draft: Draft, server: Server, record: ServiceRecord) -> None:
+    draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
+    if record.status == "DRAINING":
+        on_agent_draining(draft, server, record)
 
 
 def _update(draft: Draft, server: Server, record: ServiceRecord) -> None:
