@@ -70,7 +70,7 @@ def test_who_is_heard_during_a_hold_is_placed_on(world: World, watch: Watch) -> 
     assert [server for _, server in world.states()] == ["local/b/0"]
 
 
-def test_after_a_take_over_every_reading_is_too_old_in_entries_of_bounded_size() -> None:
+def test_after_a_time_without_a_leader_every_reading_is_too_old_in_entries_of_bounded_size() -> None:
     """Nobody knows how old what is in the log was when its last leader ended: each server is heard again first."""
     world = World()
     for n in range(1_000):

@@ -70,7 +70,7 @@ class ReadingStale:
     """A server's reading is older than may be trusted.
 
     Attributes:
-        server: key; empty = all of them, for another has led till now, and nobody knows how old they are.
+        server: key; empty = all of them, for nobody has led for some time, and none knows how old they are.
     """
 
     server: str = ""

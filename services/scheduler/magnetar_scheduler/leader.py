@@ -110,6 +110,7 @@ class Leader:
         self._bus: Bus = mandate.bus
         self._producer = mandate.producer
         self.state: State = mandate.state
+        self._relieves = mandate.relieves
         self.term = self.state.term + 1
         self._cluster = cluster
         self._identity = identity
@@ -173,8 +174,8 @@ class Leader:
             lambda key, record, message_id: self._enqueue(_Heard(key, record, message_id)),
             self._enqueue,
         )
-        while self._decide(Input("stale"), ReadingStale()):
-            pass  # each is read anew from the first heartbeat in our time
+        while not self._relieves and self._decide(Input("stale"), ReadingStale()):
+            pass  # nobody has watched how old they grew: each is taken up again from the first heartbeat in our time
         self._routes.start(self._bus)
         for pump in self._pumps:
             pump.start()

@@ -60,7 +60,7 @@ def on_reading_changed(draft: Draft, source: ReadingChanged) -> None:
 
 
 def on_reading_stale(draft: Draft, source: ReadingStale) -> None:
-    """Place nothing more by an old reading; after a take-over that is every one, piece by piece."""
+    """Place nothing more by an old reading; after a time without a leader that is every one, piece by piece."""
     servers = draft.state.servers
     for key in [source.server] if source.server else sorted(servers):
         server = servers.get(key)
