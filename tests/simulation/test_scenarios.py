@@ -15,7 +15,7 @@ from tests.simulation import bus
 from tests.simulation.directed import Endpoints, Facts, begin, deploy, homes, kill_leader, leading, state_of
 from tests.simulation.invariants import Violated
 from tests.simulation.mutations import MUTATIONS
-from tests.simulation.simulation import simulation
+from tests.simulation.simulation import Simulation, simulation
 
 
 def test_10_l21_schedulers_and_a_server_that_die_together_lose_no_model() -> None:
@@ -273,6 +273,57 @@ def test_l19_the_dead_that_a_reread_revived_would_be_seen() -> None:
     with pytest.raises(Violated) as seen, mutate():
         test_l19_a_server_lost_before_a_take_over_stays_lost(registry=False)
     assert seen.value.name in invariants
+
+
+def heartbeat_s(running: Simulation) -> float:
+    """Return how often agents are heard here (seconds), with what a message takes on its way."""
+    return max(settings.heartbeat_s for settings in running.cluster._settings.values()) + 1.0
+
+
+def test_l19_after_a_time_without_a_leader_nothing_is_placed_on_who_is_not_heard_again() -> None:
+    """Nobody leads for 20 s, and two servers die meanwhile: what was read of them before counts for nothing."""
+    with simulation("l19c", registry=False) as running:
+        begin(running)
+        stopped = [*running.cluster.schedulers, *(running.cluster.services[f"agent-{name}"] for name in "ab")]
+        for service in stopped:
+            service.wanted = False
+            service.process.kill()
+        deploy(running, "iris", replicas=3)
+        running.run_for(20.0)
+        facts, term = Facts(running), running.checker.state.term
+        running.cluster.schedulers[0].start()
+        running.until(lambda: running.checker.state.term > term, 20.0, "a leader")
+        running.until(lambda: len(facts.of(f.ReplicaPlaced)) == 2, heartbeat_s(running), "placed on the others")
+        running.until(lambda: len(facts.of(f.ServerLost)) == 2, 60.0, "the dead are lost")
+        assert {fact.server for fact in facts.of(f.ReplicaPlaced)} == {"local/c/0", "local/d/0"}  # type: ignore[union-attr]
+
+
+def test_l19_a_standby_that_takes_over_trusts_what_was_read_before_for_as_long_as_any_reading() -> None:
+    """What the registry held of the dead is no heartbeat: their readings are too old before their leases are over."""
+    with simulation("l19d", registry=False) as running:
+        begin(running)
+        dead = running.cluster.services["agent-a"]
+        dead.wanted = False
+        dead.process.kill()
+        facts = Facts(running)
+        kill_leader(running)
+        running.until(lambda: facts.of(f.ServerReadingStale), 10.0, "its reading is too old")
+        assert not facts.of(f.ServerLost)
+        running.until(lambda: facts.of(f.ServerLost), 60.0, "it is lost")
+        assert [fact.server for fact in facts.of(f.ServerReadingStale)] == ["local/a/0"]  # type: ignore[union-attr]
+
+
+def test_a_standby_that_takes_over_a_healthy_fleet_places_at_once() -> None:
+    """Also what is asked for in the moment in which the leader dies; nobody is lost, moved or doubted for it."""
+    with simulation("take-over") as running:
+        begin(running, "wine", replicas=2)
+        facts = Facts(running)
+        deploy(running, "iris", replicas=4)
+        kill_leader(running)
+        running.until(lambda: len(facts.of(f.ReplicaPlaced)) == 4, 1.0, "placed")
+        running.settle()
+        assert facts.of(f.ServerLost, f.ServerReadingStale) == []
+        assert {fact.model for fact in facts.of(f.ReplicaPlaced)} == {"default/iris"}  # type: ignore[union-attr]
 
 
 def test_l22_an_agent_that_dies_while_loading_leaves_no_model_behind() -> None:

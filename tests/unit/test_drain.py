@@ -430,6 +430,22 @@ def test_an_agent_that_says_no_time_is_given_one(said: str) -> None:
     assert draining.due - world.at == 60_000
 
 
+def test_an_agent_that_ends_while_it_was_not_heard_drains_its_server_when_it_is_heard_again() -> None:
+    """It was silent for longer than a lease, and says that it ends: what it leaves behind is told as ever."""
+    world = serving("a")
+    world.lapse("a")
+    facts = world.registry(ending())  # type: ignore[arg-type]
+    assert kinds(facts) == ["ServerReturned", "ServerDraining"]
+    world.inventory(ending(), ((IRIS, 1),))  # type: ignore[arg-type]
+    assert world.states() == {(1, A): R.AVAILABLE}
+    assert server(world).drain_due - world.at == 20_000
+    gone = world.registry(ending().model_copy(update={"status": "DOWN"}))  # type: ignore[attr-defined]
+    assert kinds(gone) == ["ServerDrained", "ServerLost"]
+    assert isinstance(gone[0], f.ServerDrained)
+    assert [left.model for left in gone[0].left] == [IRIS]
+    assert world.replayed() == world.state
+
+
 def test_an_operators_order_outlives_an_agent_that_ends() -> None:
     """One drain at a time: the operator's goes on, and holds for the next life."""
     world = serving("a")

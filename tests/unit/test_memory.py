@@ -14,6 +14,7 @@ from magnetar_common.transitions import R
 from magnetar_events import ENTRY
 from magnetar_events import facts as f
 from magnetar_events import reports as r
+from magnetar_events.models import Runtime
 from magnetar_events.records import Device
 from magnetar_projector.narrative import narrate
 from magnetar_scheduler import inputs as i
@@ -135,9 +136,35 @@ def test_s37_the_largest_known_size_is_booked_and_placed_by() -> None:
     assert world.state.models[IRIS].target.size == 6 * GIB
     (learnt,) = world.of_kind(f.SizeLearnt)
     assert learnt.bytes == 6 * GIB
-    world.deploy(spec(devices=1, memory=2 * GIB, replicas=2))  # anywhere
+    world.deploy(spec(devices=1, memory=2 * GIB, replicas=2, storage_uri="file:///v2"))  # anywhere
     world.checked()
-    assert world.state.models[IRIS].target.size == 2 * GIB, "a new version is another model, as far as anybody knows"
+    assert world.state.models[IRIS].target.size == 2 * GIB, "another artifact is another model, as far as anybody knows"
+
+
+@pytest.mark.parametrize(
+    ("changed", "known"),
+    [
+        ({"labels": {"team": "a"}}, True),
+        ({"replicas": 2, "priority": 5}, True),
+        ({"storage_uri": "file:///v2"}, False),
+        ({"devices": 2}, False),
+        ({"runtime": Runtime(parameters={"workers": "1"})}, False),
+        ({"artifact_digest": "b" * 64}, False),
+        ({"memory": 5 * GIB}, False),
+    ],
+)
+def test_a_new_version_that_loads_the_same_begins_with_what_is_known(changed: dict[str, Any], known: bool) -> None:
+    """Whatever is changed of what it loads, or of what is declared, begins with what it declares."""
+    stand = Stand("a")
+    wanted = spec(memory=4 * GIB, devices=1, labels={"a": "b"})
+    stand.deploy(wanted)
+    (key,) = stand.state.outstanding
+    stand.answer_one(key, measured=7 * GIB)
+    new = wanted.model_copy(update=changed)
+    stand.deploy(new)
+    target = stand.state.models[IRIS].target
+    assert (target.generation, target.size) == (2, 7 * GIB if known else new.memory)
+    assert stand.replayed() == stand.state
 
 
 def test_a_replica_is_not_placed_where_its_version_is_known_not_to_fit() -> None:

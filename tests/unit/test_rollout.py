@@ -61,15 +61,22 @@ def served(servers: int, replicas: int, **rules: object) -> World:
     return world
 
 
+def step(world: World, digest: str = "") -> bool:
+    """Obey one command, or let the next time that something waits for come; return whether there was anything to do."""
+    if world.state.outstanding:
+        world.answer_one(next(iter(world.state.outstanding)), digest=digest)
+    elif world.state.next_due():
+        world.pass_time(world.state.next_due() - world.at)
+    else:
+        return False
+    return True
+
+
 def finish(world: World, digest: str = "") -> list[dict[int, int]]:
-    """Obey and let grace periods end until nothing is left to do; return what was available after each step."""
+    """Do all that there is to do; return what was available after each step."""
     seen: list[dict[int, int]] = []
     for _ in range(100):
-        if world.state.outstanding:
-            world.answer_one(next(iter(world.state.outstanding)), digest=digest)
-        elif world.state.next_due():
-            world.pass_time(world.state.next_due() - world.at)
-        else:
+        if not step(world, digest):
             return seen
         seen.append(available(world))
     raise AssertionError("it never ends")
@@ -106,6 +113,34 @@ def test_with_room_all_new_replicas_come_up_beside_the_old() -> None:
     assert (traffic(world), available(world)) == ({2: 100}, {2: 2})
     finish(world)
     assert set(model(world).versions) == {2}
+
+
+def test_s22_load_ready_route_then_unroute_grace_unload_whatever_changes() -> None:
+    """S22: scale-up, version change and scale-down give traffic to what serves alone, and an undeploy too ends in order."""
+    world = served(6, 2)
+    for change in (lambda: world.scale(3), lambda: world.deploy(version(2, replicas=3)), lambda: world.scale(1)):
+        before = sum(available(world).values())
+        change()
+        for _ in range(100):
+            serving = available(world)
+            assert traffic(world).keys() <= serving.keys()
+            assert sum(serving.values()) >= min(before, model(world).wanted)
+            if not step(world):
+                break
+        wanted = model(world).target
+        assert (traffic(world), serving) == ({wanted.generation: 100}, {wanted.generation: wanted.wanted})
+    world.undeploy()
+    finish(world)
+    began: dict[tuple[int, str], int] = {}
+    graces: list[int] = []
+    for entry in world.log:
+        for fact in entry.facts:
+            if isinstance(fact, f.ReplicaChanged) and fact.after == R.UNROUTE_REQUESTED:
+                began[fact.generation, fact.server] = entry.at
+            elif isinstance(fact, f.ReplicaChanged) and fact.before == R.UNROUTE_REQUESTED:
+                graces.append(entry.at - began.pop((fact.generation, fact.server)))
+    assert (len(graces), began) == (3 + 2 + 1, {})
+    assert min(graces) > world.state.policy.unload_grace_ms
 
 
 # --- where room is short ----------------------------------------------------------------------------------------------
@@ -276,6 +311,27 @@ def test_s43_a_failing_rollout_is_tried_elsewhere_then_fails_and_a_new_server_tr
     world.answer()
     finish(world)
     assert (available(world), traffic(world)) == ({2: 1}, {2: 100})
+
+
+def test_s26_s43_a_failing_version_is_tried_on_so_many_servers_and_no_more_and_gets_no_traffic() -> None:
+    """S26, S43: it stops at loadServers though there are more, the old one has all traffic at every step, and it is whole."""
+    world = served(6, 2)
+    world.deploy(version(2, replicas=1))
+    for _ in range(200):
+        assert (traffic(world), available(world)) == ({1: 100}, {1: 2})
+        key = next((key for key in world.state.outstanding if key.generation == 2), None)
+        if key is not None and world.state.command_of(world.state.outstanding[key]) == "LoadModel":
+            world.fail_load(key)
+        elif not step(world):
+            break
+    told = status(world)
+    failed = model(world).target.failed
+    assert failed is not None
+    assert (told.state, failed.retriable, failed.message) == (ModelState.FAILED, True, "failed on 3 servers")
+    assert len(failed.places) == world.state.policy.load_servers == 3 < 6 - 2
+    world.rollback(1)
+    finish(world)
+    assert (status(world).state, traffic(world)) == (ModelState.AVAILABLE, {1: 100})
 
 
 def test_s37_a_new_version_that_needs_more_than_it_says_takes_nothing_from_the_old_one() -> None:

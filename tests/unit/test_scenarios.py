@@ -488,6 +488,61 @@ def test_s08_dependant_that_fails_for_a_retriable_reason_is_tried_again_and_come
     assert {told(world, f"default/{name}").state for name in ("model", "explainer")} == {ModelState.AVAILABLE}
 
 
+def failed_dependant() -> World:
+    """An explainer that failed on every server while its model loads."""
+    world = World()
+    world.join("a")
+    world.join("b")
+    world.deploy(spec("model"))
+    world.deploy(spec("explainer", base="model"))
+    for _ in range(50):
+        for key in [key for key in world.state.outstanding if key.model == "default/explainer"]:
+            if world.state.command_of(world.state.outstanding[key]) == "LoadModel":
+                world.fail_load(key, "DEPENDENCY_MISSING")
+            else:
+                world.answer_one(key)
+        world.pass_time(10_000)
+    assert told(world, "default/explainer").state is ModelState.FAILED
+    assert told(world, "default/model").state is ModelState.PROGRESSING
+    return world
+
+
+def test_s08_dependant_that_failed_everywhere_while_its_base_was_loading_comes_right_when_it_serves() -> None:
+    """However long that took; and a failure that has nothing to do with the base is one as ever."""
+    world = failed_dependant()
+    world.deploy(spec("other"))
+    world.answer()
+    assert {told(world, f"default/{name}").state for name in ("model", "explainer")} == {ModelState.AVAILABLE}
+    world.deploy(spec("explainer", base="model", storage_uri="file:///v2"))
+    (key,) = world.state.outstanding
+    world.fail_load(key, "BROKEN", retriable=False)
+    world.scale(2, "model")
+    world.answer()
+    assert told(world, "default/explainer").state is not ModelState.AVAILABLE
+
+
+def test_s08_dependant_whose_last_load_began_before_its_base_served_is_tried_again_once() -> None:
+    """Its failure is told after the base is there: what it found is not so any more. The next one counts."""
+    world = World()
+    world.set_policy(load_attempts=1, load_servers=1)
+    world.join("a")
+    world.deploy(spec("model"))
+    world.deploy(spec("explainer", base="model"))
+    base, explainer = sorted(world.state.outstanding, key=lambda key: key.model, reverse=True)
+    world.pass_time(5_000)
+    world.answer_one(base)
+    world.pass_time(1_000)
+    world.fail_load(explainer, "DEPENDENCY_MISSING")
+    unload = next(iter(world.state.outstanding))
+    world.answer_one(unload)
+    (again,) = world.state.outstanding
+    assert (again.model, world.state.command_of(world.state.outstanding[again])) == ("default/explainer", "LoadModel")
+    world.pass_time(1_000)
+    world.fail_load(again, "DEPENDENCY_MISSING")
+    world.answer()
+    assert told(world, "default/explainer").state is ModelState.FAILED
+
+
 def test_s26_version_that_fits_nowhere_leaves_the_old_one_serving_and_says_why() -> None:
     """Target and active stand side by side; the new version is placed as soon as something fits."""
     world = serving("a")

@@ -6,6 +6,7 @@ from typing import Any
 from magnetar_common.state import State
 from magnetar_events import facts as f
 from magnetar_scheduler import inputs as i
+from magnetar_scheduler.dependants import revive_dependants
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.drains import say_what_is_drained
 from magnetar_scheduler.pending import on_continue, on_timer
@@ -25,6 +26,7 @@ def decide(state: State, source: i.Decidable, at: int) -> list[f.Fact]:
     draft = Draft(state, at)
     _ON[type(source)](draft, source)
     say_what_is_drained(draft)
+    revive_dependants(draft)
     return draft.facts
 
 

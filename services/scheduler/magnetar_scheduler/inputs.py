@@ -67,9 +67,13 @@ class LeaseLapsed:
 
 @dataclass(slots=True, frozen=True)
 class ReadingStale:
-    """A server's reading is older than may be trusted."""
+    """A server's reading is older than may be trusted.
 
-    server: str
+    Attributes:
+        server: key; empty = all of them, for nobody has led for some time, and none knows how old they are.
+    """
+
+    server: str = ""
 
 
 @dataclass(slots=True, frozen=True)

@@ -41,7 +41,7 @@ from magnetar_scheduler.appender import FRESH_S, Appender
 from magnetar_scheduler.authentic import examined
 from magnetar_scheduler.decide import decide
 from magnetar_scheduler.dispatch import Dispatch
-from magnetar_scheduler.inputs import Alive, Decidable, Elected, Rejected, Request, understand
+from magnetar_scheduler.inputs import Alive, Decidable, Elected, ReadingStale, Rejected, Request, understand
 from magnetar_scheduler.journal import EntryTooLarge, NotFinalized, from_message, make_entry, properties_of, short
 from magnetar_scheduler.leadership import Mandate, check_broker
 from magnetar_scheduler.outbox import Outbox
@@ -110,6 +110,7 @@ class Leader:
         self._bus: Bus = mandate.bus
         self._producer = mandate.producer
         self.state: State = mandate.state
+        self._relieves = mandate.relieves
         self.term = self.state.term + 1
         self._cluster = cluster
         self._identity = identity
@@ -173,6 +174,8 @@ class Leader:
             lambda key, record, message_id: self._enqueue(_Heard(key, record, message_id)),
             self._enqueue,
         )
+        while not self._relieves and self._decide(Input("stale"), ReadingStale()):
+            pass  # nobody has watched how old they grew: each is taken up again from the first heartbeat in our time
         self._routes.start(self._bus)
         for pump in self._pumps:
             pump.start()

@@ -38,11 +38,16 @@ BARRIER_S = 30.0
 
 @dataclass(slots=True)
 class Mandate:
-    """What a new leader starts from: the held log, its true end, and the state there."""
+    """What a new leader starts from: the held log, its true end, and the state there.
+
+    Attributes:
+        relieves: another held the log a moment ago; otherwise nobody knows for how long none has.
+    """
 
     bus: Bus
     producer: Producer
     state: State
+    relieves: bool = False
 
 
 class Challenger:
@@ -101,9 +106,10 @@ class Challenger:
             while not self._stopping():
                 if time.monotonic() >= next_try:
                     bus = self._connect()
+                    relieves = self._held_since is not None
                     producer = self._hold(bus)
                     if producer is not None and self._read_to_barrier(reader, producer) and self._is_ours(bus):
-                        mandate = Mandate(bus, producer, self.state)
+                        mandate = Mandate(bus, producer, self.state, relieves)
                         bus = None
                         return mandate
                     bus.close()

@@ -37,6 +37,7 @@ from magnetar_scheduler.leaving import hurry
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.refusal import Refusal
 from magnetar_scheduler.rollout import resize, supersede
+from magnetar_scheduler.sizes import inherit
 from magnetar_scheduler.tenants import check_wish, remove_tenant, set_tenant
 
 
@@ -159,6 +160,7 @@ def _new_version(draft: Draft, event: ModelEvent, author: Author, spec: ModelSpe
     if model is not None:
         supersede(draft, model)
     draft.emit(f.ModelWanted(key, generation, spec, rollback_of=rollback_of))
+    inherit(draft, key)
 
 
 def _last(draft: Draft, key: str) -> int:

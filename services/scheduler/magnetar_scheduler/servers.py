@@ -41,7 +41,7 @@ def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
         if not server.lost and not record.declared_by:
             _lose(draft, server, "DOWN", "its agent said goodbye")
     elif server.lost:
-        draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
+        _return(draft, server, record)
         on_devices(draft, server, info)
     elif differs(record, server.record):
         _update(draft, server, record)
@@ -60,10 +60,12 @@ def on_reading_changed(draft: Draft, source: ReadingChanged) -> None:
 
 
 def on_reading_stale(draft: Draft, source: ReadingStale) -> None:
-    """Place nothing more by an old reading."""
-    server = draft.server(source.server)
-    if server is not None and not server.lost and not server.stale:
-        draft.emit(f.ServerReadingStale(source.server))
+    """Place nothing more by an old reading; after a time without a leader that is every one, piece by piece."""
+    servers = draft.state.servers
+    for key in [source.server] if source.server else sorted(servers):
+        server = servers.get(key)
+        if server is not None and not server.lost and not server.stale and not draft.full:
+            draft.emit(f.ServerReadingStale(key))
 
 
 def on_lease_lapsed(draft: Draft, source: LeaseLapsed) -> None:
@@ -165,6 +167,12 @@ def inventory_due(draft: Draft) -> int:
 
 def _join(draft: Draft, key: str, record: ServiceRecord) -> None:
     draft.emit(f.ServerJoined(key, record, inventory_due(draft)))
+
+
+def _return(draft: Draft, server: Server, record: ServiceRecord) -> None:
+    draft.emit(f.ServerReturned(server.key, server.incarnation, record, inventory_due(draft)))
+    if record.status == "DRAINING":
+        on_agent_draining(draft, server, record)
 
 
 def _update(draft: Draft, server: Server, record: ServiceRecord) -> None:

@@ -5,6 +5,7 @@ was seen to take, each by itself; new replicas of its version with the largest t
 """
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 from magnetar_common.state import Replica, Server
 from magnetar_common.transitions import R
@@ -28,6 +29,9 @@ MORE_THAN_FREE = 20
 
 GROWTH = 2
 """One failed load makes the known size so many times what it was, at most: the limit that it met may be another one."""
+
+_LOADED = attrgetter("storage_uri", "artifact_digest", "devices", "runtime", "memory")
+"""What of two specifications must be the same for both to need the same memory."""
 
 
 def learns(draft: Draft) -> bool:
@@ -99,3 +103,20 @@ def not_enough(draft: Draft, replica: Replica, free: Iterable[r.DeviceFree]) -> 
     if needs > version.size:
         reason = f"{min(there)} free bytes were not enough on {replica.server}, {version.size} were known"
         draft.emit(f.SizeLearnt(model.key, version.generation, needs, reason))
+
+
+def inherit(draft: Draft, key: str) -> None:
+    """Let the wanted version, just taken up, begin with what one that is alive was found to need, if it loads the same.
+
+    Whoever declares another size knows better: that begins with what it declares.
+    """
+    model = draft.model(key)
+    if model is None or not learns(draft):
+        return
+    target = model.target
+    known = max(
+        (each.learnt for each in model.versions.values() if _LOADED(each.spec) == _LOADED(target.spec)), default=0
+    )
+    if known > target.size:
+        reason = f"a version before it, which loads the same, was found to need {known} bytes"
+        draft.emit(f.SizeLearnt(key, target.generation, known, reason))

@@ -115,8 +115,7 @@ class Watch:
             leases.restart_all(now)
         leases.tick(now)
         self._probe.tick(now)
-        held = bool(leases.holding(now))
-        HOLDING.set(held)
+        HOLDING.set(bool(leases.holding(now)))
         silence = leases.silence(now)
         LEASE_AGE.set(silence)
         if silence <= min(state.policy.reading_stale_ms, state.policy.lease_ms) / 1000:
@@ -129,23 +128,25 @@ class Watch:
             if server is not None and not server.lost:
                 found.append(Input("lease", subject=f"{server.key}@{server.incarnation}"))
         SUSPECTED.set(len(leases.suspected(now)))
-        if not held:
-            limit = state.policy.reading_stale_ms / 1000
-            for instance, age in leases.ages(now).items():
-                server = by_instance.get(instance)
-                if server is None:
-                    leases.forget(instance)
-                elif age > limit and not server.stale and not server.lost:
-                    found.append(Input("stale", subject=server.key))
+        limit = state.policy.reading_stale_ms / 1000
+        for instance, age in leases.ages(now).items():  # also during a hold: whoever's fault it is, the reading is old
+            server = by_instance.get(instance)
+            if server is None:
+                leases.forget(instance)
+            elif age > limit and not server.stale and not server.lost:
+                found.append(Input("stale", subject=server.key))
         return found
 
     def _take_stock(self, now: float) -> None:
-        """Let nobody return, or join, on what was said before our time: the dead said it, too. Who lives says it again."""
+        """Let nobody return, or join, or be placed on, by what was said before our time: the dead said it, too.
+
+        Who lives says it again.
+        """
         here = {server.record.instance_id for server in self._state.servers.values() if not server.lost}
         for instance in self.view:
             message = self.view.get_message(instance)
-            if message is not None and instance not in here and not is_probe(instance):
-                self.leases.bury(instance, message.id, now)
+            if message is not None and not is_probe(instance):
+                (self.leases.observe if instance in here else self.leases.bury)(instance, message.id, now)
 
     def close(self) -> None:
         """Stop watching."""

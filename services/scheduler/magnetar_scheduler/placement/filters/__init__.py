@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from magnetar_common.fleet import ServerClass
 from magnetar_scheduler.placement.ask import Ask
-from magnetar_scheduler.placement.filters.alive import ALIVE
+from magnetar_scheduler.placement.filters.alive import ALIVE, STALE
 from magnetar_scheduler.placement.filters.beside import BESIDE
 from magnetar_scheduler.placement.filters.busy import BUSY
 from magnetar_scheduler.placement.filters.capabilities import CAPABILITIES
@@ -48,7 +48,7 @@ FILTERS: tuple[Filter, ...] = (
 RULES = {rule: said for filter_ in FILTERS for rule, said in filter_.rules.items()}
 """Rule → what it says of a server that it turns down."""
 
-PASSING = LOADS | TENANTS
+PASSING = LOADS | TENANTS | {STALE}
 """Rules that stop applying by themselves: who is turned down by one of them waits, and has not failed."""
 
 

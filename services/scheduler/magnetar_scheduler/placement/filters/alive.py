@@ -3,12 +3,14 @@
 from magnetar_common.state import Server
 from magnetar_scheduler.placement.filters.filter import Filter, Scope
 
+STALE = "stale"
+
 RULES = {
     "lost": "not answering",
     "draining": "draining",
     "cordoned": "cordoned",
     "starting": "not yet heard from in full",
-    "stale": "readings too old to trust",
+    STALE: "readings too old to trust",
 }
 
 
@@ -20,7 +22,7 @@ def against(server: Server) -> str:
         return "draining" if server.draining else "cordoned"
     if server.record.status != "UP" or not server.inventory:
         return "starting"
-    return "stale" if server.stale else ""
+    return STALE if server.stale else ""
 
 
 ALIVE = Filter(Scope.ALIVE, RULES, against)
