@@ -5,7 +5,7 @@ is in :mod:`magnetar_scheduler.rollout`.
 """
 
 from magnetar_common.state import Model, Version
-from magnetar_common.transitions import R
+from magnetar_common.transitions import ON_ITS_WAY, R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.leaving import let_go, order_of_leaving
@@ -15,6 +15,9 @@ from magnetar_scheduler.rollout import hand_over, restore, step, waits_because
 
 PLACES = 20
 """Places at which a version failed that are told, at most: each with what its agent said."""
+
+_NO_MATTER_OF_ROOM = frozenset({"failed-here", "beside", "lost", "draining"})
+"""Rules that turn a server down whatever room there is. What failed does not wait for them: a server that comes revives it."""
 
 
 def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False, most: int = 0) -> None:
@@ -38,6 +41,7 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False, 
         return
     for replica in [each for each in model.replicas.values() if model.misplaced(each)]:
         let_go(draft, replica, "its server is draining")
+    _revive_what_is_whole(draft, model)
     restore(draft, model)
     refused: list[tuple[Version, Refused]] = []
     for generation in model.kept():
@@ -52,13 +56,17 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False, 
         make_room(draft, model, version, answer)
     for generation in model.kept():
         _relieve(draft, model, generation)
+    _clear_away(draft, model)
     _retire(draft, model)
 
 
 def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: bool, most: int) -> Refused | None:
     """Place what is missing of a version; return why not all of it, if that is to wait for room and for nobody to leave."""
-    missing = model.missing(version.generation)
+    missing = _missing(draft, model, version)
     if version.refused is not None and not retry and missing:
+        return None
+    if not missing and version.failed is not None and (bereft := model.bereft(version.generation)):
+        _wait(draft, model, version, bereft, Refused((), (), f"failed on {len(version.places)} servers"))
         return None
     for left in range(missing, 0, -1):
         if draft.full or 0 < most <= missing - left:
@@ -75,27 +83,77 @@ def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: b
     return None
 
 
+def _missing(draft: Draft, model: Model, version: Version) -> int:
+    """Return how many replicas of a version are to be placed.
+
+    Of one that failed for a retriable reason all that is missing, until it has failed on as many servers as it may; of
+    what got traffic no less is replaced, on as many servers more, and as many again when nothing of it is left.
+    """
+    generation, failed = version.generation, version.failed
+    if failed is None:
+        return model.missing(generation)
+    tried, most, live = len(version.places), draft.policy.load_servers, sum(r.live for r in model.of(generation))
+    if failed.retriable and tried < most:
+        return max(0, version.wanted - live)
+    return model.bereft(generation) if tried < most * (2 if live else 3) else 0
+
+
 def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> bool:
     """Say that a version waits, or has failed; return whether it waits, and for nobody who is leaving."""
-    if version.places and not answer.passing:  # it was tried elsewhere and failed there; no place is left
+    known = version.failed
+    if (
+        version.places and not answer.passing
+    ):  # it was tried elsewhere and failed there; no place is left as things stand
         fail(draft, model, version, "LOAD_FAILED", "no other server takes it", retriable=True)
+    if version.failed is not None:
+        bereft = version.failed is known and model.bereft(version.generation)  # otherwise that is looked at next
+        if bereft or not {count.rule for count in answer.refusals} <= _NO_MATTER_OF_ROOM:
+            _wait(draft, model, version, left, answer)
         return False
     if waits_for_leavers(draft, version):
         return False
+    _wait(draft, model, version, left, answer)
+    return True
+
+
+def _wait(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> None:
+    """Say for what the missing replicas of a version wait, unless that was said."""
     before = version.refused
     rules = {count.rule for count in answer.refusals}
     if before is None or before.missing != left or {count.rule for count in before.refusals} != rules:
         message = answer.message + waits_because(draft, model, version)
         draft.emit(f.PlacementRefused(model.key, version.generation, left, message, answer.refusals, answer.examples))
-    return True
 
 
 def fail(draft: Draft, model: Model, version: Version, code: str, message: str, *, retriable: bool) -> None:
-    """Decide that a version cannot be had, with every place that was tried."""
-    if version.failed is None:
-        told = sorted(version.places.items())[:PLACES]
-        places = tuple(f"{server}: {why}" for server, why in told)
+    """Decide that a version cannot be had, with every place that was tried; again when it was tried at more of them."""
+    told = sorted(version.places.items())[:PLACES]
+    places = tuple(f"{server}: {why}" for server, why in told)
+    if version.failed is None or (version.failed.retriable and version.failed.places != places):
         draft.emit(f.VersionFailed(model.key, version.generation, code, message, retriable, places))
+
+
+def _revive_what_is_whole(draft: Draft, model: Model) -> None:
+    """Forget that a version failed once all that is wanted of it is there: by another server, or as fewer are wanted."""
+    for generation in model.kept():
+        version = model.versions[generation]
+        ready = sum(replica.live and replica.state in (R.LOADED, R.AVAILABLE) for replica in model.of(generation))
+        if version.failed is not None and ready >= version.wanted:
+            draft.emit(f.VersionRevived(model.key, generation, "all that is wanted of it is loaded"))
+
+
+def _clear_away(draft: Draft, model: Model) -> None:
+    """Let go of what is left of a wanted version that failed for good and gets no traffic, while an old one serves."""
+    target, routed = model.target, model.routed()
+    if target.failed is None or target.refused is not None or target.generation in routed:
+        return
+    if not any(replica.state is R.AVAILABLE and replica.generation in routed for replica in model.replicas.values()):
+        return
+    left = list(model.of(target.generation))
+    more = target.failed.retriable and len(target.places) < draft.policy.load_servers
+    if not (more and any(replica.state in ON_ITS_WAY for replica in left)):
+        for replica in left:
+            let_go(draft, replica, "its version failed")
 
 
 def _trim(draft: Draft, model: Model, generation: int) -> None:

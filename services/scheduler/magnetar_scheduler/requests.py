@@ -205,7 +205,9 @@ def _scale(draft: Draft, event: ModelEvent, author: Author, wish: ScaleModel) ->
     _accept(draft, event, author, model.generation)
     if wish.replicas != model.wanted:
         draft.emit(f.ModelScaled(model.key, wish.replicas, event.field_owner))
-        reconcile(draft, model.key, "scaled")
+    if model.target.failed is not None:
+        draft.emit(f.VersionRevived(model.key, model.generation, "scaled"))
+    reconcile(draft, model.key, "scaled")
     if wish.now:
         hurry(draft, model, "scaled in now")
 
