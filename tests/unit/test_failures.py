@@ -138,7 +138,22 @@ def test_what_serves_is_replaced_on_so_many_servers_and_no_more() -> None:
     world.lapse("a")
     go_on(world)
     assert len(world.state.models[IRIS].target.places) == 3 * world.state.policy.load_servers
+    assert status(world).reason.count("boom") == 3 * world.state.policy.load_servers
     assert not world.state.models[IRIS].pending()[0]
+
+
+def test_no_more_is_replaced_than_served() -> None:
+    """Of three that were wanted two served; both are lost, and the first that takes the place of one fails."""
+    world = with_servers("abcdefghi")
+    world.deploy(spec(replicas=2))
+    go_on(world, "a", "b")
+    world.scale(3)
+    go_on(world)
+    world.lapse("a")
+    world.lapse("b")
+    assert len(loads(world)) == 2
+    go_on(world, "h", "i")
+    assert [state for state in of(world).values() if state != "Lost"] == ["Available", "Available"]
 
 
 def test_scaled_to_what_serves_it_is_whole_again() -> None:

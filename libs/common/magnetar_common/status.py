@@ -8,6 +8,9 @@ from magnetar_common.quotas import code_of
 from magnetar_common.state import Model, Replica, State
 from magnetar_common.transitions import ON_ITS_WAY, R
 
+PLACES = 20
+"""Places at which a version failed that are told, at most: each with what its agent said."""
+
 _SERVES = re.compile(r"; version [0-9 and]+ goes on serving")
 
 
@@ -107,8 +110,9 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         serves = any(replica.state is R.AVAILABLE for replica in model.replicas.values())
         return ModelState.DEGRADED if serves else ModelState.FAILED, "FROZEN", frozen_because(model), True
     if failed is not None:
-        told = any(failed.message in place for place in failed.places)
-        reason = "; ".join(failed.places if told else (failed.message, *failed.places))
+        places = [f"{server}: {why}" for server, why in sorted(model.target.places.items())[:PLACES]]
+        told = any(failed.message in place for place in places)
+        reason = "; ".join(places if told else (failed.message, *places))
         again = [r for r in model.of(model.generation) if r.live and r.position >= model.target.failed_at]
         state = ModelState.DEGRADED if available and in_traffic else ModelState.FAILED
         state = ModelState.PROGRESSING if any(r.state in ON_ITS_WAY for r in again) else state

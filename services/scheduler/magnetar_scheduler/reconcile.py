@@ -5,6 +5,7 @@ is in :mod:`magnetar_scheduler.rollout`.
 """
 
 from magnetar_common.state import Model, Version
+from magnetar_common.status import PLACES
 from magnetar_common.transitions import ON_ITS_WAY, R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
@@ -13,10 +14,9 @@ from magnetar_scheduler.placement import Placed, Refused, place
 from magnetar_scheduler.preemption import make_room, waits_for_leavers
 from magnetar_scheduler.rollout import hand_over, restore, step, waits_because
 
-PLACES = 20
-"""Places at which a version failed that are told, at most: each with what its agent said."""
-
-_NO_MATTER_OF_ROOM = frozenset({"failed-here", "beside", "lost", "draining"})
+_NO_MATTER_OF_ROOM = frozenset(
+    {"failed-here", "beside", "lost", "draining", "runtime", "requirements", "gpu-type", "server"}
+)
 """Rules that turn a server down whatever room there is. What failed does not wait for them: a server that comes revives it."""
 
 
@@ -126,10 +126,14 @@ def _wait(draft: Draft, model: Model, version: Version, left: int, answer: Refus
 
 
 def fail(draft: Draft, model: Model, version: Version, code: str, message: str, *, retriable: bool) -> None:
-    """Decide that a version cannot be had, with every place that was tried; again when it was tried at more of them."""
+    """Decide that a version cannot be had, with every place that was tried; again when it was tried at more of them.
+
+    What is tried beyond the policy's limit, to replace what served, is no failure of its own.
+    """
     told = sorted(version.places.items())[:PLACES]
     places = tuple(f"{server}: {why}" for server, why in told)
-    if version.failed is None or (version.failed.retriable and version.failed.places != places):
+    known, most = version.failed, draft.policy.load_servers
+    if known is None or (known.retriable and len(known.places) < most and known.places != places):
         draft.emit(f.VersionFailed(model.key, version.generation, code, message, retriable, places))
 
 
