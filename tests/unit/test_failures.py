@@ -91,6 +91,41 @@ def test_what_is_tried_once_there_is_room_ends_at_as_many_servers_as_the_policy_
     assert len(tried) == len(set(tried)) == world.state.policy.load_servers
 
 
+def test_what_is_still_tried_where_it_failed_once_has_not_failed() -> None:
+    """One replica waits for room while the other waits for its next attempt, and also once that has succeeded."""
+    world = with_servers("ab")
+    world.deploy(spec("other", server="b", memory=950 * MIB))
+    world.answer()
+    world.deploy(spec(replicas=2))
+    world.fail_load(loads(world)[0])
+    world.deploy(spec("small", server="b", memory=10 * MIB))  # whatever changes has what waits tried again
+    assert world.state.models[IRIS].target.failed is None
+    go_on(world, "a", "b")
+    world.undeploy("small")
+    go_on(world, "a", "b")
+    assert (status(world).state, status(world).code) == (ModelState.DEGRADED, "NO_ROOM")
+
+
+def test_what_was_tried_elsewhere_and_lost_there_is_tried_again() -> None:
+    """It failed on one, and the next server is lost during the load: that takes nothing from the third."""
+    world = with_servers("abc")
+    for name in "bc":
+        world.deploy(spec(f"on-{name}", server=name, memory=950 * MIB))
+    world.answer()
+    world.deploy()
+    go_on(world)
+    for name in "bc":
+        world.undeploy(f"on-{name}")
+    world.pass_time(world.state.policy.unload_grace_ms + 1)
+    for key in list(world.state.outstanding):
+        world.answer_one(key)
+    assert not world.state.models[IRIS].pending()[1]
+    tried, rest = ("b", "c") if loads(world)[0].server == "local/b/0" else ("c", "b")
+    world.lapse(tried)
+    go_on(world, rest)
+    assert of(world)[f"1@{rest}"] == "Available"
+
+
 def failed_at_its_second(names: str) -> World:
     """One of two replicas serves on a, the other one failed wherever it was tried."""
     world = with_servers(names)

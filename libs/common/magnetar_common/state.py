@@ -211,20 +211,29 @@ class Model:
         return max(0, version.wanted - sum(replica.live for replica in self.of(generation)))
 
     def bereft(self, generation: int) -> int:
-        """Return how many replicas of a version that failed are to be replaced all the same: it gets traffic.
+        """Return how many replicas of a version that failed are to be replaced all the same.
 
-        As many as left with their servers (lost, or draining) and were not replaced since it failed; one at least while
-        none is left.
+        As many as left with their servers (lost, or draining) and were not replaced since it failed; of what gets
+        traffic one at least while none is left. None of what gets no traffic and failed for good.
         """
-        if all(target.generation != generation for target in self.traffic):
+        version, routed = self.versions[generation], any(target.generation == generation for target in self.traffic)
+        if not routed and (version.failed is None or not version.failed.retriable):
             return 0
-        version = self.versions[generation]
         gone = since = live = 0
         for replica in self.of(generation):
             live += replica.live
             since += replica.live and replica.position >= version.failed_at
             gone += replica.state is R.LOST or (replica.draining and replica.state is R.AVAILABLE)
-        return min(max(0, version.wanted - live), max(gone - since, not live))
+        return min(max(0, version.wanted - live), max(gone - since, routed and not live))
+
+    def given_up(self, generation: int) -> dict[str, str]:
+        """Return where a version failed, with the reason: the places at which it is not loaded, nor tried again."""
+        there = {
+            replica.server
+            for replica in self.of(generation)
+            if replica.state in LIVE and (replica.due or replica.state is not R.LOAD_FAILED)
+        }
+        return {server: why for server, why in self.versions[generation].places.items() if server not in there}
 
     def revivable(self, newest: int) -> list[int]:
         """Return the kept versions that failed for a retriable reason before an entry, by its position."""

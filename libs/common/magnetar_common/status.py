@@ -110,7 +110,7 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         serves = any(replica.state is R.AVAILABLE for replica in model.replicas.values())
         return ModelState.DEGRADED if serves else ModelState.FAILED, "FROZEN", frozen_because(model), True
     if failed is not None:
-        places = [f"{server}: {why}" for server, why in sorted(model.target.places.items())[:PLACES]]
+        places = [f"{server}: {why}" for server, why in sorted(model.given_up(model.generation).items())[:PLACES]]
         told = any(failed.message in place for place in places)
         reason = "; ".join(places if told else (failed.message, *places))
         again = [r for r in model.of(model.generation) if r.live and r.position >= model.target.failed_at]

@@ -66,7 +66,13 @@ def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: b
     if version.refused is not None and not retry and missing:
         return None
     if not missing and version.failed is not None and (bereft := model.bereft(version.generation)):
-        _wait(draft, model, version, bereft, Refused((), (), f"failed on {len(version.places)} servers"))
+        _wait(
+            draft,
+            model,
+            version,
+            bereft,
+            Refused((), (), f"failed on {len(model.given_up(version.generation))} servers"),
+        )
         return None
     for left in range(missing, 0, -1):
         if draft.full or 0 < most <= missing - left:
@@ -92,18 +98,21 @@ def _missing(draft: Draft, model: Model, version: Version) -> int:
     generation, failed = version.generation, version.failed
     if failed is None:
         return model.missing(generation)
-    tried, most, live = len(version.places), draft.policy.load_servers, sum(r.live for r in model.of(generation))
+    tried, most, live = (
+        len(model.given_up(generation)),
+        draft.policy.load_servers,
+        sum(r.live for r in model.of(generation)),
+    )
     if failed.retriable and tried < most:
         return max(0, version.wanted - live)
-    return model.bereft(generation) if tried < most * (2 if live else 3) else 0
+    most *= (2 if live else 3) if generation in model.routed() else 1
+    return model.bereft(generation) if tried < most else 0
 
 
 def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> bool:
     """Say that a version waits, or has failed; return whether it waits, and for nobody who is leaving."""
     known = version.failed
-    if (
-        version.places and not answer.passing
-    ):  # it was tried elsewhere and failed there; no place is left as things stand
+    if model.given_up(version.generation) and not answer.passing:  # no place is left, as things stand
         fail(draft, model, version, "LOAD_FAILED", "no other server takes it", retriable=True)
     if version.failed is not None:
         bereft = version.failed is known and model.bereft(version.generation)  # otherwise that is looked at next
@@ -130,7 +139,7 @@ def fail(draft: Draft, model: Model, version: Version, code: str, message: str, 
 
     What is tried beyond the policy's limit, to replace what served, is no failure of its own.
     """
-    told = sorted(version.places.items())[:PLACES]
+    told = sorted(model.given_up(version.generation).items())[:PLACES]
     places = tuple(f"{server}: {why}" for server, why in told)
     known, most = version.failed, draft.policy.load_servers
     if known is None or (known.retriable and len(known.places) < most and known.places != places):
@@ -154,7 +163,7 @@ def _clear_away(draft: Draft, model: Model) -> None:
     if not any(replica.state is R.AVAILABLE and replica.generation in routed for replica in model.replicas.values()):
         return
     left = list(model.of(target.generation))
-    more = target.failed.retriable and len(target.places) < draft.policy.load_servers
+    more = target.failed.retriable and len(model.given_up(target.generation)) < draft.policy.load_servers
     if not (more and any(replica.state in ON_ITS_WAY for replica in left)):
         for replica in left:
             let_go(draft, replica, "its version failed")

@@ -134,8 +134,8 @@ def load_failed(draft: Draft, replica: Replica, code: str, message: str, *, retr
         version = model.versions[replica.generation]
         if not retriable:
             fail(draft, model, version, code, message[:512], retriable=False)
-        elif len(version.places) >= policy.load_servers:
-            fail(draft, model, version, code, f"failed on {len(version.places)} servers", retriable=True)
+        elif (tried := len(model.given_up(version.generation))) >= policy.load_servers:
+            fail(draft, model, version, code, f"failed on {tried} servers", retriable=True)
     let_go(draft, replica, f"{code}: the load failed")
     reconcile(draft, replica.model, "failed elsewhere", retry=True)
 
