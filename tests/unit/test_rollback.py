@@ -41,7 +41,7 @@ def test_rollback_of_a_failed_rollout_changes_nothing_that_serves() -> None:
     facts = world.rollback(1)
     wanted = next(fact for fact in facts if isinstance(fact, f.ModelWanted))
     assert (wanted.generation, wanted.again, wanted.rollback_of) == (1, True, 0)
-    assert {world.state.command_of(replica) for replica in world.state.outstanding.values()} == {"UnloadModel"}
+    assert not world.state.outstanding  # what there was of version 2 left when it failed
     assert (model(world).generation, available(world), traffic(world)) == (1, {1: 2}, {1: 100})
     assert model(world).target.digest == "1" * 64
     assert model_status(model(world)).state is ModelState.AVAILABLE

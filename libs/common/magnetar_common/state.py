@@ -210,6 +210,36 @@ class Model:
             return 0
         return max(0, version.wanted - sum(replica.live for replica in self.of(generation)))
 
+    def bereft(self, generation: int) -> int:
+        """Return how many replicas of a version that failed are to be replaced all the same.
+
+        As many as left with their servers (lost, or draining) and were not replaced since it failed; of what gets
+        traffic one at least while none is left. None of what gets no traffic and failed for good.
+        """
+        version, routed = self.versions[generation], any(target.generation == generation for target in self.traffic)
+        if not routed and (version.failed is None or not version.failed.retriable):
+            return 0
+        gone = since = live = 0
+        for replica in self.of(generation):
+            live += replica.live
+            since += replica.live and replica.position >= version.failed_at
+            gone += replica.state is R.LOST or (replica.draining and replica.state is R.AVAILABLE)
+        return min(max(0, version.wanted - live), max(gone - since, routed and not live))
+
+    def given_up(self, generation: int) -> dict[str, str]:
+        """Return where a version failed, with the reason: the places at which it is not loaded, nor tried again."""
+        there = {
+            replica.server
+            for replica in self.of(generation)
+            if replica.state in LIVE and (replica.due or replica.state is not R.LOAD_FAILED)
+        }
+        return {server: why for server, why in self.versions[generation].places.items() if server not in there}
+
+    def revivable(self, newest: int) -> list[int]:
+        """Return the kept versions that failed for a retriable reason before an entry, by its position."""
+        versions = [self.versions[generation] for generation in self.kept()]
+        return [v.generation for v in versions if v.failed is not None and v.failed.retriable and v.failed_at < newest]
+
     def misplaced(self, replica: Replica) -> bool:
         """Whether a replica is on its way to a server that drains, or has arrived there and gets no traffic."""
         if not replica.draining:
@@ -221,19 +251,23 @@ class Model:
         """Return whether it is unsettled, waits for room, and failed for a retriable reason.
 
         Unsettled: something is to be done for it without any further input: place, or let go of what is lost, or
-        call off what is on its way to a server that drains.
+        call off what is on its way to a server that drains. A version that failed can wait for room, too: where it was
+        not tried.
         """
         if self.frozen:
             return False, False, False
         if self.deleted:
             return any(r.state in LIVE or r.state is R.LOST for r in self.replicas.values()), False, False
-        unsettled = waits = False
+        unsettled = waits = failed = False
         kept = self.kept()
         for generation in kept:
             version = self.versions[generation]
+            failed = failed or (version.failed is not None and version.failed.retriable)
             if version.refused is not None:
                 waits = True
-            elif version.failed is None:
+            elif version.failed is not None:
+                unsettled = unsettled or self.bereft(generation) > 0
+            else:
                 live = 0
                 for r in self.replicas.values():
                     if r.generation == generation and r.state in LIVE and not r.draining:
@@ -242,8 +276,7 @@ class Model:
         for r in self.replicas.values():
             if (r.state is R.LOST and r.generation not in kept) or (r.draining and self.misplaced(r)):
                 unsettled = True
-        failed = self.versions[self.generation].failed if kept else None
-        return unsettled, waits, failed is not None and failed.retriable
+        return unsettled, waits, failed
 
 
 @dataclass(slots=True)
@@ -373,7 +406,7 @@ class State:
         waiting: models that wait for room.
         outstanding: replicas with an unanswered command.
         asked: servers asked for their inventory.
-        failed: models whose wanted version failed for a retriable reason.
+        failed: models of which a version that is kept failed for a retriable reason.
         newest: position at which a server last became schedulable: what failed before is tried again.
         room: counts events after which something may fit that did not.
         touched: models whose pending sets are to be looked at again.
@@ -436,8 +469,8 @@ class State:
         return min(self.policy.request_memory_ms, self.at - oldest)
 
     def revivable(self) -> list[str]:
-        """Return the models that failed for a retriable reason before the newest server came."""
-        return [key for key in self.failed if self.models[key].target.failed_at < self.newest]
+        """Return the models of which something failed for a retriable reason before the newest server came."""
+        return [key for key in self.failed if self.models[key].revivable(self.newest)]
 
     # --- timers: the due times of replicas, models and servers, in one heap; what is no longer so is skipped ----------
 

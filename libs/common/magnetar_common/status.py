@@ -1,11 +1,17 @@
 """What to tell people about a model: computed from the state alone, with target and active side by side."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from magnetar_common.quotas import code_of
 from magnetar_common.state import Model, Replica, State
-from magnetar_common.transitions import R
+from magnetar_common.transitions import ON_ITS_WAY, R
+
+PLACES = 20
+"""Places at which a version failed that are told, at most: each with what its agent said."""
+
+_SERVES = re.compile(r"; version [0-9 and]+ goes on serving")
 
 
 class ModelState(StrEnum):
@@ -104,9 +110,12 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         serves = any(replica.state is R.AVAILABLE for replica in model.replicas.values())
         return ModelState.DEGRADED if serves else ModelState.FAILED, "FROZEN", frozen_because(model), True
     if failed is not None:
-        told = any(failed.message in place for place in failed.places)
-        reason = "; ".join(failed.places if told else (failed.message, *failed.places))
+        places = [f"{server}: {why}" for server, why in sorted(model.given_up(model.generation).items())[:PLACES]]
+        told = any(failed.message in place for place in places)
+        reason = "; ".join(places if told else (failed.message, *places))
+        again = [r for r in model.of(model.generation) if r.live and r.position >= model.target.failed_at]
         state = ModelState.DEGRADED if available and in_traffic else ModelState.FAILED
+        state = ModelState.PROGRESSING if any(r.state in ON_ITS_WAY for r in again) else state
         return state, failed.code, reason, failed.retriable
     refused = model.target.refused
     if refused is not None:
@@ -117,7 +126,9 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         claim = model.target.claim
         told = f"; replicas of lower priority leave {claim} for it" if claim else ""
         are = "is" if refused.missing == 1 else "are"
-        reason = f"{refused.missing} of {model.wanted} replicas {are} missing: {refused.message}{told}"
+        reason = (
+            f"{refused.missing} of {model.wanted} replicas {are} missing: {_still_so(model, refused.message)}{told}"
+        )
         return state, code_of(refused), reason, True
     troubled = next((r for r in model.of(model.generation) if r.state is R.LOAD_FAILED), None)
     if troubled is not None:
@@ -128,6 +139,12 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
             True,
         )
     return ModelState.PROGRESSING, "", f"{available} of {model.wanted} replicas are available", True
+
+
+def _still_so(model: Model, message: str) -> str:
+    """Return why a version waits, without the end of it that says that an old one serves if none does any more."""
+    serves = any(r.state is R.AVAILABLE and r.generation != model.generation for r in model.replicas.values())
+    return message if serves else _SERVES.split(message, maxsplit=1)[0]
 
 
 def statuses(state: State) -> list[ModelStatus]:

@@ -104,7 +104,10 @@ def on_continue(draft: Draft, source: Continue) -> None:
     if draft.full or len(unsettled) >= piece:
         return
     for key in state.revivable()[: piece - len(unsettled)]:
-        draft.emit(f.VersionRevived(key, state.models[key].generation, "a new server came"))
+        if draft.full:
+            return
+        for generation in state.models[key].revivable(state.newest):
+            draft.emit(f.VersionRevived(key, generation, "a new server came"))
         reconcile(draft, key, "a new server came", retry=True)
     _retry_waiting(draft, piece, source.skip)
 
@@ -144,7 +147,7 @@ def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
         if draft.full or number >= end:
             return
         fits = False
-        if number < skip or like in hopeless:
+        if number < skip or (like in hopeless and len(model.kept()) == 1):
             continue
         before = len(draft.facts)
         reconcile(draft, key, "room was found", retry=True, most=share)
@@ -169,7 +172,8 @@ def _like(state: State, version: Version) -> tuple[object, ...]:
 def _tried_as(state: State, model: Model) -> object:
     """Return what a try of this model tells of: of all its like, unless something of its own may stand in its way."""
     target = model.target
-    return model.key if model.replicas or target.places or target.preempted else _like(state, target)
+    own = model.replicas or target.places or target.preempted or len(model.kept()) > 1
+    return model.key if own else _like(state, target)
 
 
 def _why(state: State, model: Model) -> str:

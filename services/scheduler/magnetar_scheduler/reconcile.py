@@ -8,13 +8,11 @@ from magnetar_common.state import Model, Version
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.failures import NO_MATTER_OF_ROOM, clear_away, fail, revive_what_is_whole, to_place
 from magnetar_scheduler.leaving import let_go, order_of_leaving
 from magnetar_scheduler.placement import Placed, Refused, place
 from magnetar_scheduler.preemption import make_room, waits_for_leavers
 from magnetar_scheduler.rollout import hand_over, restore, settle_for_fewer, step, waits_because
-
-PLACES = 20
-"""Places at which a version failed that are told, at most: each with what its agent said."""
 
 
 def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False, most: int = 0) -> None:
@@ -38,6 +36,7 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False, 
         return
     for replica in [each for each in model.replicas.values() if model.misplaced(each)]:
         let_go(draft, replica, "its server is draining")
+    revive_what_is_whole(draft, model)
     restore(draft, model)
     refused: list[tuple[Version, Refused]] = []
     for generation in model.kept():
@@ -53,13 +52,18 @@ def reconcile(draft: Draft, key: str, reason: str = "", *, retry: bool = False, 
         make_room(draft, model, version, answer)
     for generation in model.kept():
         _relieve(draft, model, generation)
+    clear_away(draft, model)
     _retire(draft, model)
 
 
 def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: bool, most: int) -> Refused | None:
     """Place what is missing of a version; return why not all of it, if that is to wait for room and for nobody to leave."""
-    missing = model.missing(version.generation)
+    missing = to_place(draft, model, version)
     if version.refused is not None and not retry and missing:
+        return None
+    if not missing and version.failed is not None and (bereft := model.bereft(version.generation)):
+        failed = Refused((), (), f"failed on {len(model.given_up(version.generation))} servers")
+        _wait(draft, model, version, bereft, failed)
         return None
     for left in range(missing, 0, -1):
         if draft.full or 0 < most <= missing - left:
@@ -78,25 +82,27 @@ def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: b
 
 def _no_room(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> bool:
     """Say that a version waits, or has failed; return whether it waits, and for nobody who is leaving."""
-    if version.places and not answer.passing:  # it was tried elsewhere and failed there; no place is left
+    known = version.failed
+    if model.given_up(version.generation) and not answer.passing:  # no place is left, as things stand
         fail(draft, model, version, "LOAD_FAILED", "no other server takes it", retriable=True)
+    if version.failed is not None:
+        bereft = version.failed is known and model.bereft(version.generation)  # otherwise that is looked at next
+        if bereft or not {count.rule for count in answer.refusals} <= NO_MATTER_OF_ROOM:
+            _wait(draft, model, version, left, answer)
         return False
     if waits_for_leavers(draft, version):
         return False
+    _wait(draft, model, version, left, answer)
+    return True
+
+
+def _wait(draft: Draft, model: Model, version: Version, left: int, answer: Refused) -> None:
+    """Say for what the missing replicas of a version wait, unless that was said."""
     before = version.refused
     rules = {count.rule for count in answer.refusals}
     if before is None or before.missing != left or {count.rule for count in before.refusals} != rules:
         message = answer.message + waits_because(draft, model, version)
         draft.emit(f.PlacementRefused(model.key, version.generation, left, message, answer.refusals, answer.examples))
-    return True
-
-
-def fail(draft: Draft, model: Model, version: Version, code: str, message: str, *, retriable: bool) -> None:
-    """Decide that a version cannot be had, with every place that was tried."""
-    if version.failed is None:
-        told = sorted(version.places.items())[:PLACES]
-        places = tuple(f"{server}: {why}" for server, why in told)
-        draft.emit(f.VersionFailed(model.key, version.generation, code, message, retriable, places))
 
 
 def _trim(draft: Draft, model: Model, generation: int) -> None:

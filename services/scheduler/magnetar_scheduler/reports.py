@@ -9,10 +9,11 @@ from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
 from magnetar_events import reports as r
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.failures import fail
 from magnetar_scheduler.inputs import Report
 from magnetar_scheduler.inventory import on_inventory, on_resync
 from magnetar_scheduler.leaving import let_go
-from magnetar_scheduler.reconcile import fail, reconcile
+from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.returns import await_return
 from magnetar_scheduler.sizes import LOAD_FAIL_MEMORY, not_enough, observed
 from magnetar_scheduler.sizes import measured as take_measure
@@ -134,8 +135,8 @@ def load_failed(draft: Draft, replica: Replica, code: str, message: str, *, retr
         version = model.versions[replica.generation]
         if not retriable:
             fail(draft, model, version, code, message[:512], retriable=False)
-        elif len(version.places) >= policy.load_servers:
-            fail(draft, model, version, code, f"failed on {len(version.places)} servers", retriable=True)
+        elif (tried := len(model.given_up(version.generation))) >= policy.load_servers:
+            fail(draft, model, version, code, f"failed on {tried} servers", retriable=True)
     let_go(draft, replica, f"{code}: the load failed")
     reconcile(draft, replica.model, "failed elsewhere", retry=True)
 

@@ -209,6 +209,8 @@ def _scale(draft: Draft, event: ModelEvent, author: Author, wish: ScaleModel) ->
     if wish.replicas != model.wanted:
         draft.emit(f.ModelScaled(model.key, wish.replicas, event.field_owner))
     resize(draft, model)
+    if model.target.failed is not None and model.routed() <= {model.generation}:
+        draft.emit(f.VersionRevived(model.key, model.generation, "scaled"))
     reconcile(draft, model.key, "scaled")
     if wish.now:
         hurry(draft, model, "scaled in now")
