@@ -230,10 +230,10 @@ def _surplus(draft: Draft) -> dict[str, Amount]:
         model = draft.seen(key)
         if model is None or len(model.versions) < 2:
             continue
-        kept = model.kept()
+        kept, last = model.kept(), model.generation
         live = sorted(
             filter(_is_live, model.replicas.values()),
-            key=lambda each: (each.generation in kept, each.generation == model.generation, each.server),
+            key=lambda each, kept=kept, last=last: (each.generation in kept, each.generation == last, each.server),
         )
         gone = sum(each.generation not in kept for each in live)  # let go of as soon as this is decided
         wanted = max((model.versions[generation].wanted for generation in kept), default=0)
