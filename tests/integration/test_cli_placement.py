@@ -23,11 +23,16 @@ def test_explain_and_plan(cli: Cli, bus: Bus, tmp_path: Path) -> None:
     ]
     write(bus, *world.log)
 
-    newest = cli.json("model", "explain", "iris")
+    last = cli.json("model", "explain", "iris", "--at", placed[-1][0])
+    assert isinstance(last, dict)
+    assert (last["position"], last["waiting"]) == (placed[-1][0], False)
+    assert all(each["agrees"] for each in last["placements"])
+    assert last["placements"][-1]["server"] == placed[-1][1].server
+
+    newest = cli.json("model", "explain", "iris")  # its server was lost, and the other one drains
     assert isinstance(newest, dict)
-    assert (newest["position"], newest["waiting"]) == (placed[-1][0], False)
-    assert all(each["agrees"] for each in newest["placements"])
-    assert newest["placements"][-1]["server"] == placed[-1][1].server
+    assert newest["position"] > placed[-1][0]
+    assert [(each["agrees"], each["server"]) for each in newest["placements"]] == [(True, "")]
 
     first = cli.json("model", "explain", "iris", "--at", placed[0][0])
     assert isinstance(first, dict)
