@@ -12,7 +12,7 @@ from magnetar_events import ModelEvent
 from magnetar_events import facts as f
 from magnetar_events.requests import DeployModel
 from magnetar_scheduler.decide import decide
-from magnetar_scheduler.inputs import Request
+from magnetar_scheduler.inputs import ReadingChanged, ReadingStale, Request
 from magnetar_scheduler.placement.filters import Sieve
 from tests.support.world import MIB, World
 from tests.unit.test_tenants import of, placed, told
@@ -280,3 +280,16 @@ def test_what_one_decision_looks_at_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     settle(world)
     assert [told(world, f"low/high{n}")[0] for n in range(3)] == [ModelState.AVAILABLE] * 3
     assert max(len(preempted(list(entry.facts))) for entry in world.log[begin:]) == 1
+
+
+def test_nobody_leaves_while_a_reading_is_too_old_to_say_where_there_is_room() -> None:
+    """As after a time without a leader: what is not heard again yet may be empty."""
+    world = world_of(100, 100)
+    deploy(world, "low", memory=100 * MIB)
+    (home,) = (server for _, server in world.states("low/low"))
+    other = next(key for key in world.state.servers if key != home)
+    world.feed(ReadingStale(other))
+    assert victims(deploy(world, "high", priority=5, memory=100 * MIB)) == []
+    world.feed(ReadingChanged(world.of(other.split("/")[1])))
+    settle(world)
+    assert told(world, "low/high")[0] is told(world, "low/low")[0] is ModelState.AVAILABLE

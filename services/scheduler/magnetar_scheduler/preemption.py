@@ -23,6 +23,7 @@ from magnetar_scheduler.leaving import let_go
 from magnetar_scheduler.placement import Refused
 from magnetar_scheduler.placement.ask import Ask
 from magnetar_scheduler.placement.filters import Sieve
+from magnetar_scheduler.placement.filters.alive import STALE
 from magnetar_scheduler.placement.site import Site
 
 ROOM = frozenset({"max-models", "memory-limit", "memory"})
@@ -58,8 +59,9 @@ def make_room(draft: Draft, model: Model, version: Version, refused: Refused) ->
     """Have others leave a server for a version that fits nowhere, if the policy allows it and it helps."""
     if draft.policy.preemption == "never" or version.preempted or draft.full:
         return
-    if ROOM.isdisjoint(count.rule for count in refused.refusals) or _least(draft) >= version.spec.priority:
-        return
+    rules = {count.rule for count in refused.refusals}
+    if STALE in rules or ROOM.isdisjoint(rules) or _least(draft) >= version.spec.priority:
+        return  # where a reading is old there may be room: it is heard again, or lost, before long
     found: tuple[_Choice, Server, list[Replica]] | None = None
     search = _Search(draft, model, version)
     for key in sorted(draft.state.servers):
