@@ -104,15 +104,21 @@ def step(draft: Draft, model: Model) -> None:
     if draft.state.version < STEPS or target.refused is None or target.failed is not None:
         return
     old = [replica for generation in _old(model) for replica in model.of(generation)]
-    awaited = target.refused.missing - sum(replica.state in _ON_THE_WAY_OUT for replica in old)
+    leaving = sum(replica.state in _ON_THE_WAY_OUT for replica in old)
+    awaited = target.refused.missing - leaving
     spare = _spare(draft, model)
     drains = {replica.generation for replica in old if _serves_still(replica)}
+    capped = not leaving and any(count.rule == TENANT_QUOTA for count in target.refused.refusals)
     for replica in sorted(filter(_counts, old), key=order_of_leaving):
         serves = replica.state is R.AVAILABLE or replica.generation in drains
         if awaited <= 0 or (serves and spare <= 0):
             return
         if not _makes_room(draft, model, target, replica):
-            continue
+            if not capped:
+                continue
+            capped = False  # one after the other: they would all have the same place
+            if not _makes_room_elsewhere(draft, model, target, replica):
+                continue
         if _ready(model, target.generation) and target.generation not in model.routed():
             _share(draft, model)
             promote(draft, model)
@@ -194,12 +200,15 @@ def _least(draft: Draft, model: Model) -> int:
 
 
 def _makes_room(draft: Draft, model: Model, target: Version, replica: Replica) -> bool:
-    """Whether the wanted version can have a replica's place once that is gone, or one elsewhere that its tenant's cap forbids."""
+    """Whether the wanted version can have a replica's place once that is gone."""
     with draft.without(replica):
-        if not rule_against(draft, model, target, draft.state.servers[replica.server]):
-            return True
-        capped = target.refused is not None and any(count.rule == TENANT_QUOTA for count in target.refused.refusals)
-        return capped and isinstance(place(draft, model, target), Placed)
+        return not rule_against(draft, model, target, draft.state.servers[replica.server])
+
+
+def _makes_room_elsewhere(draft: Draft, model: Model, target: Version, replica: Replica) -> bool:
+    """Whether the wanted version can have any place once a replica is gone, for that makes room under its tenant's cap."""
+    with draft.without(replica):
+        return isinstance(place(draft, model, target), Placed)
 
 
 def _share(draft: Draft, model: Model) -> None:
