@@ -187,3 +187,20 @@ def test_what_is_lost_is_replaced_where_a_floor_keeps_one_of_its_kind_from() -> 
     world.answer()
     assert _available(world, "default/mine") == {"local/a/0", "local/c/0"}
     assert not world.states("default/other")
+
+
+def test_what_failed_is_tried_again_in_its_turn() -> None:
+    """A server comes with room for one of two: the more important one has it, whichever failed first."""
+    for first, second in (("high", "low"), ("low", "high")):
+        world = World()
+        world.set_policy(load_attempts=1, load_servers=1)
+        world.join("a", memory=300 * MIB)
+        for name in (first, second):
+            world.deploy(spec(name, priority=int(name == "high")))
+            (key,) = world.state.outstanding
+            world.fail_load(key)
+            world.answer()
+        world.cordon("a")
+        world.join("b", memory=150 * MIB)
+        assert world.states("default/high") == {(1, "local/b/0"): R.LOAD_REQUESTED}
+        assert not world.states("default/low")

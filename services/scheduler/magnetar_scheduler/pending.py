@@ -104,7 +104,7 @@ def on_continue(draft: Draft, source: Continue) -> None:
         reconcile(draft, key, _why(state, state.models[key]))
     if draft.full or len(unsettled) >= piece:
         return
-    for key in state.revivable()[: piece - len(unsettled)]:
+    for key in nsmallest(piece - len(unsettled), state.revivable(), key=lambda key: _turn(draft, key)):
         if draft.full:
             return
         for generation in state.models[key].revivable(state.newest):
