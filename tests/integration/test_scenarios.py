@@ -9,6 +9,7 @@ from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.status import ModelState, model_status
 from magnetar_common.transitions import R
 from magnetar_events.commands import LoadModel, UnloadModel
+from magnetar_scheduler import appender, leader
 from tests.support.agents import SimulatedAgent
 from tests.support.leading import Led, eventually, leading
 from tests.support.requests import IRIS, deploy, scale, servers_routed, set_policy
@@ -137,3 +138,27 @@ def test_s21_two_replicas_on_one_server_leave_the_first_serving(fleet: Fleet) ->
     assert servers_routed(fleet.bus) == {A}
     fleet.join("b")
     eventually(lambda: servers_routed(fleet.bus) == {A, B})
+
+
+def test_what_is_not_answered_is_sent_again_where_nothing_else_happens(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resend may be further off than the log's last proof is good for: that is renewed, and then it is sent."""
+    monkeypatch.setattr(appender, "FRESH_S", 0.1)
+    monkeypatch.setattr(leader, "TICK_S", 0.02)
+    set_policy(fleet.bus, resend_ms=1_500, lease_ms=HOUR_MS, reading_stale_ms=HOUR_MS)
+    agent = fleet.join("a", obey=False)
+    deploy(fleet.bus)
+    eventually(lambda: commands(agent, LoadModel) >= 2)
+
+
+def test_a_shorter_resend_holds_at_once(fleet: Fleet) -> None:
+    """When it is looked next does not follow from the policy of before."""
+    set_policy(fleet.bus, resend_ms=HOUR_MS)
+    agent = fleet.join("a", obey=False)
+    deploy(fleet.bus)
+    eventually(lambda: commands(agent, LoadModel))
+    beats = agent.beats
+    eventually(lambda: agent.beats > beats + 2)  # longer than a look took to come by the policy of before
+    set_policy(fleet.bus, resend_ms=500)
+    eventually(lambda: commands(agent, LoadModel) >= 2)

@@ -128,3 +128,79 @@ def test_what_is_found_on_a_server_that_was_drained_is_stuck_there() -> None:
     world.inventory(records[other], holds=(("default/iris", 1),))
     assert (1, other) in world.states()
     assert phase(world.state.servers[other]) == STUCK
+
+
+def _available(world: World, model: str) -> set[str]:
+    return {server for (_, server), state in world.states(model).items() if state is R.AVAILABLE}
+
+
+def test_what_others_left_is_had_by_whom_they_left_it_for_though_one_of_its_kind_goes_first() -> None:
+    """Who has nothing at all goes first, and fits nowhere: what is kept for the other one is no less its own."""
+    world = World()
+    world.set_policy(preemption="lower-priority")
+    for server in "ab":
+        world.join(server, memory=150 * MIB)
+    world.deploy(spec("low", replicas=2))
+    world.answer()
+    world.deploy(spec("high", replicas=2, priority=1))
+    world.pass_time(1_500)
+    world.answer(limit=1)
+    world.pass_time(1_500)
+    high = world.state.models["default/high"]
+    assert high.target.claim
+    assert len(high.replicas) == 1
+    world.deploy(spec("other", priority=1))
+    world.answer()
+    world.pass_time(1_500)
+    world.answer()
+    assert _available(world, "default/high") == {"local/a/0", "local/b/0"}
+
+
+def test_what_has_all_its_replicas_back_waits_no_more_though_one_of_its_kind_does() -> None:
+    """It missed one while a server drained."""
+    world = World()
+    for server in "ab":
+        world.join(server, memory=150 * MIB)
+    world.deploy(spec("one", replicas=2))
+    world.answer()
+    world.deploy(spec("another"))
+    world.drain("b")
+    world.resume("b")
+    assert list(world.state.waiting) == ["default/another"]
+
+
+def test_what_is_lost_is_replaced_where_a_floor_keeps_one_of_its_kind_from() -> None:
+    """That one would be more than its tenant has, and goes first, for it has nothing at all."""
+    world = World()
+    for server, memory in (("a", 100), ("b", 100), ("c", 150)):
+        world.join(server, memory=memory * MIB)
+    for name in ("stays", "leaves"):
+        world.deploy(spec(name, memory=50 * MIB, server="c"))
+    world.deploy(spec("mine", replicas=2))
+    world.answer()
+    world.set_tenant("floored", floor_replicas=1)
+    world.lapse("b")
+    world.deploy(spec("large", tenant="floored", memory=140 * MIB))
+    world.deploy(spec("other"))
+    world.undeploy("leaves")
+    world.pass_time(1_500)
+    world.answer()
+    assert _available(world, "default/mine") == {"local/a/0", "local/c/0"}
+    assert not world.states("default/other")
+
+
+def test_what_failed_is_tried_again_in_its_turn() -> None:
+    """A server comes with room for one of two: the more important one has it, whichever failed first."""
+    for first, second in (("high", "low"), ("low", "high")):
+        world = World()
+        world.set_policy(load_attempts=1, load_servers=1)
+        world.join("a", memory=300 * MIB)
+        for name in (first, second):
+            world.deploy(spec(name, priority=int(name == "high")))
+            (key,) = world.state.outstanding
+            world.fail_load(key)
+            world.answer()
+        world.cordon("a")
+        world.join("b", memory=150 * MIB)
+        assert world.states("default/high") == {(1, "local/b/0"): R.LOAD_REQUESTED}
+        assert not world.states("default/low")

@@ -11,11 +11,13 @@ from structlog.testing import LogCapture
 
 from magnetar_common.bus import Producer
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
+from magnetar_common.errors import BusUnavailable
 from magnetar_common.topics import STATE_CHANGES
 from magnetar_events import ENTRY
-from magnetar_events.facts import LeaderElected
+from magnetar_events.facts import LeaderElected, PolicySet
+from magnetar_events.policy import Policy
 from magnetar_scheduler import leadership
-from magnetar_scheduler.leadership import Challenger
+from magnetar_scheduler.leadership import Challenger, Mandate
 from tests.support.leading import eventually
 from tests.support.logs import entry
 
@@ -93,3 +95,47 @@ def test_l6_an_idle_leader_is_not_silent() -> None:
     from magnetar_scheduler.leader import ALIVE_S
 
     assert ALIVE_S < leadership.SILENT_S
+
+
+class _Path:
+    """A way to the broker that can be cut: nothing is opened on it then."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self.broker = broker
+        self.cut, self.tries = False, 0
+
+    def connect(self) -> MemoryBus:
+        bus, opened = MemoryBus(self.broker), MemoryBus.producer
+
+        def producer(*args: Any, **kwargs: Any) -> Producer:
+            self.tries += 1
+            if self.cut:
+                raise BusUnavailable("out of reach")
+            return opened(bus, *args, **kwargs)
+
+        bus.producer = producer  # type: ignore[method-assign]
+        return bus
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_who_could_not_ask_for_a_while_relieves_nobody(broker: MemoryBroker, log: Producer, cut: bool) -> None:
+    """Somebody held the log before the broker was out of reach; how long none has by now, nobody knows."""
+    stale_ms = 60_000 if not cut else 10
+    policy = Policy(heartbeat_ms=10, lease_ms=120_000, reading_stale_ms=stale_ms)
+    append(log, 1, PolicySet(policy))
+    path, stopping, found = _Path(broker), threading.Event(), list[Mandate | None]()
+    challenger = Challenger(path.connect, stopping.is_set, lambda _: None)
+    thread = threading.Thread(target=lambda: found.append(challenger.run()), daemon=True)
+    thread.start()
+    eventually(lambda: challenger.role().endswith("host-a leads"))
+    path.cut = cut
+    tries = path.tries
+    eventually(lambda: path.tries > tries + 10)  # at least 10 ms lie between two
+    log.close()
+    path.cut = False
+    thread.join(20)
+    (mandate,) = found
+    assert mandate is not None
+    assert mandate.relieves != cut
+    mandate.producer.close()
+    mandate.bus.close()

@@ -35,6 +35,45 @@ def test_a_version_change_at_the_cap_goes_in_steps() -> None:
     assert world.replayed() == world.state
 
 
+def test_a_larger_version_at_the_cap_goes_in_steps_to_larger_servers() -> None:
+    """It could not have the old one's places, and need not: what leaves makes room under the cap."""
+    for cap, unavailable in ((2, 1), (3, 0)):
+        world = fleet(2, 100 * MIB)
+        world.set_policy(rollout_unavailable=unavailable)
+        world.set_tenant("team", cap_replicas=cap)
+        world.deploy(of("team", "m", replicas=2, memory=100 * MIB))
+        world.answer()
+        for name in ("large-1", "large-2"):
+            world.join(name, memory=1_000 * MIB)
+        world.deploy(of("team", "m", replicas=2, memory=200 * MIB, storage_uri="file:///v2"))
+        for _ in range(12):
+            assert world.state.quotas.use("team").replicas <= cap
+            serving = [each for each in world.states("team/m").values() if each is R.AVAILABLE]
+            assert len(serving) >= 2 - unavailable
+            world.pass_time(2_000)
+            world.answer()
+        assert world.states("team/m") == {(2, f"local/large-{n}/0"): R.AVAILABLE for n in (1, 2)}
+        assert told(world, "team/m")[0] is ModelState.AVAILABLE
+
+
+def test_at_the_cap_no_more_leave_than_there_are_places_elsewhere() -> None:
+    """Two might be missing, and there is one place: one leaves for it, and the others go on serving."""
+    world = fleet(4, 100 * MIB)
+    world.set_policy(rollout_unavailable=2)
+    world.set_tenant("team", cap_replicas=4)
+    world.deploy(of("team", "m", replicas=4, memory=100 * MIB))
+    world.answer()
+    world.join("large", memory=1_000 * MIB)
+    world.deploy(of("team", "m", replicas=4, memory=200 * MIB, storage_uri="file:///v2"))
+    least = 4
+    for _ in range(12):
+        least = min(least, sum(each is R.AVAILABLE for each in world.states("team/m").values()))
+        world.pass_time(2_000)
+        world.answer()
+    assert world.states("team/m")[2, "local/large/0"] is R.AVAILABLE
+    assert least == 3
+
+
 def test_a_turn_of_one_replica_is_no_reason_for_a_step() -> None:
     """What may still be placed beside the old version is, before anything of it leaves."""
     world = fleet(2, 200 * MIB)

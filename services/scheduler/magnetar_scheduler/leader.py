@@ -1,5 +1,6 @@
 """The leader's loop: take the next input, decide, append one entry, fold it, and once it is stored act on it."""
 
+import math
 import queue
 import threading
 import time
@@ -133,7 +134,7 @@ class Leader:
         self._next_publish = 0.0
         self._next_measure = 0.0
         self._next_anchor = self._began + ANCHOR_S
-        self._next_resend = 0.0
+        self._looked = -math.inf
         lost_routes = threading.Event()
         outbox = Outbox(self._bus, ROUTES.name, lost_routes.set)
         self._routes = Routes(self.state, outbox, lost_routes)
@@ -379,9 +380,8 @@ class Leader:
         assert self._watch is not None
         for source in self._watch.tick(now):
             self._decide(source, understand(source))
-        if now >= self._next_resend:
-            self._next_resend = now + self.state.policy.resend_ms / 1000 / LOOKS_A_RESEND
-            self._send_again()
+        if now - self._looked >= self.state.policy.resend_ms / 1000 / LOOKS_A_RESEND:
+            self._send_again(now)
         self._compare_routes(now)
         if now >= self._next_anchor:
             self._next_anchor = now + ANCHOR_S
@@ -411,16 +411,18 @@ class Leader:
         else:
             self._prove()
 
-    def _send_again(self) -> None:
+    def _send_again(self, now: float) -> None:
         """Send what is still outstanding after a while; after an idle time, only once the log has proven to be ours.
 
         A while before the inbox was last empty, for the answer may be in it: who is late must not make more work.
         """
         overdue = self._dispatch.overdue(self._drained - self.state.policy.resend_ms / 1000)
-        if overdue and self._appender.fresh:
+        if overdue and not self._appender.fresh:
+            self._prove()  # and look again with the next tick: the proof is good for a shorter time than a resend may be
+            return
+        self._looked = now
+        if overdue:
             self._dispatch.send_again(overdue, self._appender.acknowledged)
-        elif overdue:
-            self._prove()
 
     def _compare_routes(self, now: float) -> None:
         if not self._routes.due(now):

@@ -4,6 +4,7 @@ Holding the exclusive producer on ``state-changes`` *is* leadership. Challengers
 of its own that is closed on failure, and fold the log meanwhile, so that they are warm.
 """
 
+import math
 import random
 import time
 import uuid
@@ -75,6 +76,8 @@ class Challenger:
         self._place = EARLIEST
         """Of the last entry in the state."""
         self._held_since: float | None = None
+        self._refused = -math.inf
+        """When it was seen last that somebody else holds the log; while the broker is out of reach, nobody can say."""
         self._warned = False
         self.state = State()
         self.start = "the log is being folded"
@@ -106,10 +109,11 @@ class Challenger:
             while not self._stopping():
                 if time.monotonic() >= next_try:
                     bus = self._connect()
-                    relieves = self._held_since is not None
+                    tried, refused = time.monotonic(), self._refused
                     producer = self._hold(bus)
                     if producer is not None and self._read_to_barrier(reader, producer) and self._is_ours(bus):
-                        mandate = Mandate(bus, producer, self.state, relieves)
+                        recent = self.state.policy.reading_stale_ms / 1000
+                        mandate = Mandate(bus, producer, self.state, relieves=tried - refused <= recent)
                         bus = None
                         return mandate
                     bus.close()
@@ -189,8 +193,9 @@ class Challenger:
                 raise CannotFence(
                     f"{held}: the embedded broker carries one scheduler only; use a real Pulsar for more"
                 ) from held
+            self._refused = time.monotonic()
             if self._held_since is None:
-                self._held_since = time.monotonic()
+                self._held_since = self._refused
             return None
         except CannotFence:
             raise

@@ -8,6 +8,7 @@ from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.drains import say_what_is_left
+from magnetar_scheduler.floors import replaces
 from magnetar_scheduler.inputs import Continue, TimerDue
 from magnetar_scheduler.leaving import let_go
 from magnetar_scheduler.preemption import give_up
@@ -103,7 +104,7 @@ def on_continue(draft: Draft, source: Continue) -> None:
         reconcile(draft, key, _why(state, state.models[key]))
     if draft.full or len(unsettled) >= piece:
         return
-    for key in state.revivable()[: piece - len(unsettled)]:
+    for key in nsmallest(piece - len(unsettled), state.revivable(), key=lambda key: _turn(draft, key)):
         if draft.full:
             return
         for generation in state.models[key].revivable(state.newest):
@@ -147,7 +148,7 @@ def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
         if draft.full or number >= end:
             return
         fits = False
-        if number < skip or (like in hopeless and len(model.kept()) == 1):
+        if number < skip or (like in hopeless and _is_hopeless_too(model)):
             continue
         before = len(draft.facts)
         reconcile(draft, key, "room was found", retry=True, most=share)
@@ -174,6 +175,18 @@ def _tried_as(state: State, model: Model) -> object:
     target = model.target
     own = model.replicas or target.places or target.preempted or len(model.kept()) > 1
     return model.key if own else _like(state, target)
+
+
+def _is_hopeless_too(model: Model) -> bool:
+    """Whether a model has nothing that one of its like that fits nowhere may not have had, and lacks something at all.
+
+    That is an old version that can make room, a server that others have left for it, or something lost to replace, which
+    no floor keeps a server from.
+    """
+    target = model.target
+    if len(model.kept()) > 1 or target.claim or replaces(model, target):
+        return False
+    return target.failed is not None or model.missing(model.generation) > 0
 
 
 def _why(state: State, model: Model) -> str:

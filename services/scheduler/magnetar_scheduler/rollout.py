@@ -10,12 +10,13 @@ Steps came with fold version 2. In an older log a version waits until all of it 
 
 from collections.abc import Iterable
 
+from magnetar_common.quotas import TENANT_QUOTA
 from magnetar_common.state import Model, Replica, Version
 from magnetar_common.transitions import LEAVING, ON_ITS_WAY, R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.leaving import let_go, order_of_leaving
-from magnetar_scheduler.placement import rule_against
+from magnetar_scheduler.placement import Placed, place, rule_against
 from magnetar_scheduler.placement.filters.loads import LOADS
 
 STEPS = 2
@@ -103,15 +104,21 @@ def step(draft: Draft, model: Model) -> None:
     if draft.state.version < STEPS or target.refused is None or target.failed is not None:
         return
     old = [replica for generation in _old(model) for replica in model.of(generation)]
-    awaited = target.refused.missing - sum(replica.state in _ON_THE_WAY_OUT for replica in old)
+    leaving = sum(replica.state in _ON_THE_WAY_OUT for replica in old)
+    awaited = target.refused.missing - leaving
     spare = _spare(draft, model)
     drains = {replica.generation for replica in old if _serves_still(replica)}
+    capped = not leaving and any(count.rule == TENANT_QUOTA for count in target.refused.refusals)
     for replica in sorted(filter(_counts, old), key=order_of_leaving):
         serves = replica.state is R.AVAILABLE or replica.generation in drains
         if awaited <= 0 or (serves and spare <= 0):
             return
         if not _makes_room(draft, model, target, replica):
-            continue
+            if not capped:
+                continue
+            capped = False  # one after the other: they would all have the same place
+            if not _makes_room_elsewhere(draft, model, target, replica):
+                continue
         if _ready(model, target.generation) and target.generation not in model.routed():
             _share(draft, model)
             promote(draft, model)
@@ -196,6 +203,12 @@ def _makes_room(draft: Draft, model: Model, target: Version, replica: Replica) -
     """Whether the wanted version can have a replica's place once that is gone."""
     with draft.without(replica):
         return not rule_against(draft, model, target, draft.state.servers[replica.server])
+
+
+def _makes_room_elsewhere(draft: Draft, model: Model, target: Version, replica: Replica) -> bool:
+    """Whether the wanted version can have any place once a replica is gone, for that makes room under its tenant's cap."""
+    with draft.without(replica):
+        return isinstance(place(draft, model, target), Placed)
 
 
 def _share(draft: Draft, model: Model) -> None:
