@@ -487,3 +487,15 @@ def test_a_log_that_moved_is_rebased_once(cli: Cli, settings: BusSettings, bus: 
     assert "nothing to rebase" in cli.err
     with leading(lambda: connect(settings)) as led:
         assert led.state.broker == bus.cluster_id()
+
+
+def test_what_was_not_done_is_not_said_to_be(cli: Cli, tmp_path: Path) -> None:
+    """No archive is no good archive, a failed one has not all of the log, and who has no policies was not compared."""
+    nowhere = str(tmp_path / "nowhere")
+    for command in (("log", "verify", nowhere), ("replay", "--archive", nowhere)):
+        cli(*command, expect=ExitCode.NOT_FOUND)
+        assert f"there is no archive in {nowhere}" in cli.err
+    cli("log", "archive", "--to", "nix://nowhere", expect=ExitCode.USAGE)
+    assert "has all" not in cli.err
+    cli("topics", "check")
+    assert "nothing was compared" in cli.err

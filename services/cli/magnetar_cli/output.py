@@ -101,7 +101,7 @@ def line(text: str) -> None:
 
 def note(text: str) -> None:
     """Say something that is no result."""
-    STDERR.print(Text(text))
+    STDERR.print(Text(text), soft_wrap=True)
 
 
 def complain(message: str, hint: str = "") -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from magnetar_cli.connection import connected
-from magnetar_cli.exit_codes import Misused
+from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import Columns, Format, Json, Output, note, show, write
 from magnetar_common.archive import ENTRIES, MEBIBYTES, Archive
 from magnetar_common.archive import archive as archived
@@ -35,8 +35,11 @@ def archive(
         with connected() as bus:
             for link in archived(bus, opened(to), start, entries=entries, mebibytes=mebibytes):
                 rows.append(plain(link))  # noqa: PERF401 - what was written is told even if the broker goes away
-    finally:
-        show(rows, _FILES, output, nothing="the archive has all that the log has")
+    except BaseException:
+        if rows:
+            show(rows, _FILES, output)
+        raise
+    show(rows, _FILES, output, nothing="the archive has all that the log has")
 
 
 def verify(
@@ -46,13 +49,12 @@ def verify(
 ) -> None:
     """Check an archive: every file, the chain, and what it folds to. No broker is needed."""
     found = verified(opened(folder))
+    if not found.files:
+        raise NotFound(f"there is no archive in {folder}", f"magnetar log archive --to {folder}")
     if output is not Format.TABLE:
         write(plain(found), output)
         return
-    if not found.files:
-        note("the archive is empty")
-        return
-    note(f"{found.files} files hold positions {found.first} to {found.last}; the last one's sha256 is {found.sha256}")
+    note(f"files: {found.files}, with positions {found.first} to {found.last}; the last one's sha256 is {found.sha256}")
     note(f"they fold to the state {found.digest}" if found.digest else "they do not begin at 0: no state follows")
 
 

@@ -95,7 +95,7 @@ def _show_plan(row: Json) -> None:
     if row["code"]:
         put(f"{row['model']}: would be rejected: {row['code']}: {row['message']}", "")
     elif not placements:
-        put(f"{row['model']}: version {row['generation']}: nothing would be placed", "")
+        put(f"{row['model']}: version {row['generation']}: nothing more would be placed", "")
     else:
         for each in placements:
             _show(each)

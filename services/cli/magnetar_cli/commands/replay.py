@@ -104,14 +104,15 @@ def state_of_archive(url: str, at: str) -> State:
             "an archive knows positions and times, no message ids", "magnetar replay --archive DIR --at POSITION"
         )
     belongs = until(place) if place is not None else None
-    state = State()
+    state, empty = State(), True
     with STDERR.status("replaying the archive"):
         for entry in entries_of(opened(url)):
+            empty = False
             if belongs is not None and not belongs(LogRecord(entry, EARLIEST, b"", "")):
                 break
             fold(state, entry)
     if state.position < 0:
-        raise NotFound("the archive is empty" if place is None else f"the archive begins after {at}")
+        raise NotFound(f"there is no archive in {url}" if empty else f"the archive begins after {at}")
     if isinstance(place, int) and state.position < place:
         raise NotFound(f"the archive does not hold {at}; it ends at position {state.position}")
     return state
