@@ -80,6 +80,7 @@ def handle(world: World, contract: str, payload: bytes, fingerprint: str = "", k
 def still_well(world: World) -> None:
     """A model of somebody else is placed, and can be read and replayed."""
     assert world.state.illegal == 0
+    world.set_policy()  # for a policy was perhaps among what was sent, and a valid one may allow a single model
     assert any(isinstance(fact, f.RequestAccepted) for fact in world.deploy(spec("honest")))
     world.pass_time(1)
     canonical(state_to_dict(world.state))
