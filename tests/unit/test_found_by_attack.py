@@ -204,3 +204,19 @@ def test_what_failed_is_tried_again_in_its_turn() -> None:
         world.join("b", memory=150 * MIB)
         assert world.states("default/high") == {(1, "local/b/0"): R.LOAD_REQUESTED}
         assert not world.states("default/low")
+
+
+def test_what_is_loaded_of_a_version_that_failed_elsewhere_is_not_loaded_again_and_again() -> None:
+    """It failed on one of three servers, and there is no fourth: what the others loaded stays until there is."""
+    world = World()
+    world.set_policy(load_attempts=1)
+    for server in "abc":
+        world.join(server)
+    world.deploy(spec(replicas=3))
+    world.answer()
+    world.deploy(spec(replicas=3, storage_uri="file:///models/2"))
+    world.fail_load(next(key for key in world.state.outstanding if key.generation == 2))
+    assert world.answer(limit=20) == 3
+    world.join("d")
+    world.answer()
+    assert world.state.models["default/iris"].routed() == {2}

@@ -2,7 +2,7 @@
 
 from magnetar_common.state import Model, Version
 from magnetar_common.status import PLACES
-from magnetar_common.transitions import ON_ITS_WAY, R
+from magnetar_common.transitions import R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.leaving import let_go
@@ -65,6 +65,6 @@ def clear_away(draft: Draft, model: Model) -> None:
         return
     left = list(model.of(target.generation))
     more = target.failed.retriable and len(model.given_up(target.generation)) < draft.policy.load_servers
-    if not (more and any(replica.state in ON_ITS_WAY for replica in left)):
+    if not more:  # otherwise it would be loaded again
         for replica in left:
             let_go(draft, replica, "its version failed")
