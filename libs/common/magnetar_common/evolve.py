@@ -133,8 +133,8 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
     key = (fact.generation, fact.server)
     before = model.replicas.get(key)
     counted = before is not None and before.state is not R.LOST
-    bookings = before.bookings if before is not None and counted else ()
-    stayed = stays(before)
+    reserved = before.bookings if before is not None else ()
+    bookings, lived = reserved if counted else (), before is not None and before.live
     arriving = before is not None and before.state in ARRIVING
     if not MODEL_FOLDS[type(fact)](model, fact, state.position, state.at):
         state.illegal += 1
@@ -156,7 +156,9 @@ def _of_replica(state: State, fact: f.ReplicaPlaced | f.ReplicaAdopted | f.Repli
             level_off(state, server, after.bookings)
     if after is None or after.bookings is not bookings or (after.state is not R.LOST) != counted:
         count(state, fact.model, taken(bookings) if counted else NOTHING, held(after))
-    count_staying(state, fact.model, stayed, stays(after))
+    lives = after is not None and after.live
+    if lives != lived or (after is not None and lives and after.bookings is not reserved):
+        count_staying(state, fact.model, taken(reserved) if lived else NOTHING, stays(after))
     index_replica(state, ReplicaKey(fact.model, *key), after)
     state.touched[fact.model] = None
 
