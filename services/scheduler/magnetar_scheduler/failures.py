@@ -49,10 +49,11 @@ def revive_what_is_whole(draft: Draft, model: Model) -> None:
     """
     for generation in model.kept():
         version = model.versions[generation]
-        ready = sum(replica.live and replica.state in (R.LOADED, R.AVAILABLE) for replica in model.of(generation))
-        if version.failed is None or ready < version.wanted:
+        failed = version.failed
+        if failed is None or not (failed.retriable or generation in model.routed()):
             continue
-        if version.failed.retriable or generation in model.routed():
+        ready = sum(replica.live and replica.state in (R.LOADED, R.AVAILABLE) for replica in model.of(generation))
+        if ready >= version.wanted:
             draft.emit(f.VersionRevived(model.key, generation, "all that is wanted of it is loaded"))
 
 
