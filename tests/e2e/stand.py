@@ -18,7 +18,7 @@ from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.status import ModelState, ModelStatus, model_status
 from magnetar_common.transitions import R
 from tests.support.leading import Led, eventually, leading
-from tests.support.requests import IRIS, deploy, last_route, servers_routed, set_policy, undeploy
+from tests.support.requests import IRIS, deploy, infer, servers_routed, set_policy, undeploy
 
 
 class Stand:
@@ -53,11 +53,7 @@ class Stand:
 
     def infer(self, body: object, model: str = IRIS) -> httpx.Response:
         """Ask where the route says."""
-        route = last_route(self.bus, model)
-        assert route is not None
-        endpoint = route.targets[0].endpoints[0]
-        url = f"http://{endpoint.host}:{endpoint.http_port}/v2/models/{endpoint.served_name}/infer"
-        return httpx.post(url, json=body, timeout=30, trust_env=False)
+        return infer(self.bus, model, body)
 
     def held(self) -> set[str]:
         """What the server's own index says is ready."""

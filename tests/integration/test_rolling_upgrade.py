@@ -211,7 +211,8 @@ def test_old_agents_serve_under_a_new_leader_and_new_agents_under_an_old_one(
 
     def triples(name: str) -> bool:
         try:
-            return infer(bus, f"default/{name}", {"inputs": [{"data": [1.0, 2.0]}]}) == [3.0, 6.0]
+            answer = infer(bus, f"default/{name}", {"inputs": [{"data": [1.0, 2.0]}]}).raise_for_status()
+            return answer.json()["outputs"][0]["data"] == [3.0, 6.0]
         except (LookupError, httpx.HTTPError):
             return False
 

@@ -50,17 +50,16 @@ def servers_routed(bus: Bus, model: str = IRIS) -> set[str]:
     return {e.server for t in route.targets for e in t.endpoints} if route else set()
 
 
-def infer(bus: Bus, model: str, body: object) -> list[float]:
-    """What the first output of a V2 inference holds, asked of the first place that the route names.
+def infer(bus: Bus, model: str, body: object) -> httpx.Response:
+    """The answer to a V2 inference, asked of the first place that the route names.
 
     Raises:
         LookupError: it names none.
-        httpx.HTTPError: nobody answers there, or with an error.
+        httpx.HTTPError: nobody answers there.
     """
     route = last_route(bus, model)
     endpoints = [endpoint for target in route.targets for endpoint in target.endpoints] if route else []
     if not endpoints:
         raise LookupError(f"{model} is routed nowhere")
     url = f"http://{endpoints[0].host}:{endpoints[0].http_port}/v2/models/{endpoints[0].served_name}/infer"
-    answer = httpx.post(url, json=body, timeout=30, trust_env=False).raise_for_status()
-    return answer.json()["outputs"][0]["data"]
+    return httpx.post(url, json=body, timeout=30, trust_env=False)
