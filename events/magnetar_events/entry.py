@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from magnetar_events.facts import Fact
 
-FOLD_VERSION = 2
+FOLD_VERSION = 3
 """Version of the meaning of facts. A process with a lower one than the log's neither folds nor leads.
 
 What each version added is in :mod:`magnetar_events.versions`.

@@ -85,6 +85,8 @@ class Policy(Wire):
         loads_in_cluster: loads in progress on all servers together, at most; 0 = no limit.
         anti_affinity: what replicas of a version do not share: ``server`` = a server, which they never do; ``host`` = nor a
             host; ``soft`` = nor a host, unless only hosts that have one are left.
+        reserve_after_ms: what has waited for room for this long has what becomes free on one server reserved for it;
+            0 = never.
     """
 
     heartbeat_ms: _Interval = 3_000
@@ -119,6 +121,7 @@ class Policy(Wire):
     loads_per_server: Annotated[int, Field(ge=0, le=10_000), Later] = 0
     loads_in_cluster: Annotated[int, Field(ge=0, le=1_000_000), Later] = 0
     anti_affinity: Annotated[Literal["server", "soft", "host"], Later] = "soft"
+    reserve_after_ms: Annotated[_Duration, Later] = 600_000
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> "Policy":

@@ -25,6 +25,7 @@ from magnetar_events.facts import (
     ServerCordoned,
     ServerDrained,
     ServerDraining,
+    ServerReserved,
     ServerResumed,
     SizeLearnt,
     TenantRemoved,
@@ -57,6 +58,7 @@ SINCE: dict[type[Fact], int] = {
     TenantSet: 2,
     TenantRemoved: 2,
     ReplicasPreempted: 2,
+    ServerReserved: 3,
 }
 """Kind of fact → the fold version that introduced it; version 1 had all that are not named."""
 

@@ -2,6 +2,7 @@
 
 import copy
 from itertools import count
+from typing import Any
 
 from magnetar_common.evolve import fold
 from magnetar_common.state import ReplicaKey, State
@@ -262,6 +263,10 @@ class World:
         """(generation, server) → state."""
         found = self.state.models.get(model)
         return {key: rep.state for key, rep in sorted(found.replicas.items())} if found else {}
+
+    def of_kind(self, *kinds: type) -> list[Any]:
+        """Return the facts of these kinds, in order."""
+        return [fact for entry in self.log for fact in entry.facts if isinstance(fact, kinds)]
 
     def replayed(self, position: int | None = None) -> State:
         """Fold the log from the start, from its bytes."""

@@ -112,9 +112,6 @@ class Stand(World):
         self.pass_time(1_100)
         self.unload(key, back, told=told)
 
-    def of_kind(self, *kinds: type) -> list[Any]:
-        return [fact for entry in self.log for fact in entry.facts if isinstance(fact, kinds)]
-
     def checked(self) -> None:
         """The log and an image stand for this very state."""
         assert self.state.illegal == 0

@@ -26,6 +26,7 @@ from magnetar_events.facts.placement import (
     PlacementSettled,
     ReplicaPlaced,
     ReplicasPreempted,
+    ServerReserved,
     Victim,
 )
 from magnetar_events.facts.policy import PolicySet
@@ -96,6 +97,7 @@ __all__ = [
     "ServerLost",
     "ServerReadingChanged",
     "ServerReadingStale",
+    "ServerReserved",
     "ServerResumed",
     "ServerReturned",
     "ServerSuperseded",
@@ -164,6 +166,7 @@ Fact = (
     | TenantSet
     | TenantRemoved
     | ReplicasPreempted
+    | ServerReserved
 )
 """Every kind, in the schema's order: a new one is added at the end."""
 

@@ -1,7 +1,8 @@
 """Where replicas are to be, which fit nowhere, and which leave for more important ones."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from magnetar_events.base import Later
 from magnetar_events.facts.memory import Booking
 
 
@@ -52,6 +53,7 @@ class PlacementRefused:
         message: for people.
         refusals: how many servers each rule turned down.
         examples: up to ten.
+        since: log time (ms) since which it waits without having got a replica, or since its last reservation ended.
     """
 
     model: str
@@ -60,6 +62,7 @@ class PlacementRefused:
     message: str
     refusals: tuple[Count, ...]
     examples: tuple[Candidate, ...]
+    since: int = field(default=0, metadata={Later: True})
 
 
 @dataclass(slots=True)
@@ -94,4 +97,22 @@ class ReplicasPreempted:
     server: str
     victims: tuple[Victim, ...]
     priority: int
+    due: int
+
+
+@dataclass(slots=True)
+class ServerReserved:
+    """What becomes free on a server is kept for a version that has waited long, until it fits or until ``due``.
+
+    Attributes:
+        free: bytes per device that one replica of it could have there at that moment.
+        attempt: 1 = the server where the least had to leave; 2 = the one after it, for in vain was the first reserved; …
+        due: log time (ms) at which it is looked at again.
+    """
+
+    model: str
+    generation: int
+    server: str
+    free: int
+    attempt: int
     due: int

@@ -114,7 +114,7 @@ def _undeployed(state: State, fact: f.ModelUndeployed) -> None:
     state.set_timer(fact.due, fact.model)
 
 
-def _preempted(state: State, fact: f.ReplicasPreempted) -> None:
+def _claimed(state: State, fact: f.ReplicasPreempted | f.ServerReserved) -> None:
     _of_model(state, fact)
     state.set_timer(fact.due, fact.model, fact.generation)
 
@@ -280,7 +280,8 @@ _FOLDS: dict[type, Callable[[State, Any], None]] = {
     f.ModelWanted: _wanted,
     f.ModelUndeployed: _undeployed,
     f.ReplicaPlaced: _of_replica,
-    f.ReplicasPreempted: _preempted,
+    f.ReplicasPreempted: _claimed,
+    f.ServerReserved: _claimed,
     f.ReplicaAdopted: _adopted,
     f.ReplicaChanged: _of_replica,
     f.ModelRemoved: _model_removed,

@@ -113,7 +113,7 @@ def _replica_placed(model: Model, fact: f.ReplicaPlaced, position: int, at: int)
         fact.model, fact.generation, fact.server, R.LOAD_REQUESTED, position, at, fact.bookings, due=fact.due
     )
     version = model.versions[fact.generation]
-    version.claim = ""
+    version.claim, version.reservation = "", None
     if version.preempted and not model.missing(fact.generation):
         version.preempted = False
     return True
@@ -178,7 +178,10 @@ def _placement_refused(model: Model, fact: f.PlacementRefused, position: int, at
     version = model.versions.get(fact.generation)
     if version is None:
         return False
-    version.refused, version.claim = fact, ""
+    before = version.refused
+    if not (version.reserved and before is not None and fact.since == before.since):  # it goes on waiting, for the same
+        version.claim = ""
+    version.refused = fact
     return True
 
 
@@ -186,7 +189,7 @@ def _placement_settled(model: Model, fact: f.PlacementSettled, position: int, at
     version = model.versions.get(fact.generation)
     if version is None:
         return False
-    version.refused, version.claim, version.preempted = None, "", False
+    version.refused, version.claim, version.preempted, version.reservation = None, "", False, None
     return True
 
 
@@ -195,6 +198,14 @@ def _replicas_preempted(model: Model, fact: f.ReplicasPreempted, position: int, 
     if version is None:
         return False
     version.claim, version.claimed_until = fact.server, fact.due
+    return True
+
+
+def _server_reserved(model: Model, fact: f.ServerReserved, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None or version.refused is None:
+        return False
+    version.claim, version.claimed_until, version.reservation = fact.server, fact.due, fact
     return True
 
 
@@ -219,5 +230,6 @@ MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
     f.PlacementRefused: _placement_refused,
     f.PlacementSettled: _placement_settled,
     f.ReplicasPreempted: _replicas_preempted,
+    f.ServerReserved: _server_reserved,
 }
 """Fact about a model → what it does to it."""

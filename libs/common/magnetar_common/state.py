@@ -12,7 +12,7 @@ from magnetar_common.quotas import Quotas
 from magnetar_common.transitions import ARRIVING, LEAVING, LIVE, ON_ITS_WAY, R
 from magnetar_events.base import Later
 from magnetar_events.entry import FOLD_VERSION
-from magnetar_events.facts import Booking, PlacementRefused, TrafficTarget, VersionFailed
+from magnetar_events.facts import Booking, PlacementRefused, ServerReserved, TrafficTarget, VersionFailed
 from magnetar_events.models import ModelSpec
 from magnetar_events.policy import Policy
 from magnetar_events.records import Device, ServerInfo, ServiceRecord
@@ -116,9 +116,10 @@ class Version:
         places: server → why its load failed there.
         full: replicas of it before a rollout made room at its expense; 0 = that is ``wanted``.
         learnt: bytes per device that it was found to need, where that is more than the specification says; 0 = not so.
-        claim: server that replicas of lower priority leave for it; empty = none.
+        claim: server that replicas of lower priority leave for it, or that is reserved for it; empty = none.
         claimed_until: log time (ms) from which that counts for nothing.
         preempted: a replica of it had to leave for another model; until all are back none leaves for it.
+        reservation: the last one since a replica of it was placed, perhaps over; None = it had none.
     """
 
     generation: int
@@ -136,11 +137,18 @@ class Version:
     claim: str = field(default="", metadata={Later: True})
     claimed_until: int = field(default=0, metadata={Later: True})
     preempted: bool = field(default=False, metadata={Later: True})
+    reservation: ServerReserved | None = field(default=None, metadata={Later: True})
 
     @property
     def size(self) -> int:
         """The bytes per device that a replica of it is known to need: the largest of declared, measured and observed."""
         return max(self.spec.memory, self.learnt)
+
+    @property
+    def reserved(self) -> bool:
+        """Whether its claim is a reservation: what becomes free there is kept for it, and nobody leaves."""
+        reservation = self.reservation
+        return reservation is not None and (self.claim, self.claimed_until) == (reservation.server, reservation.due)
 
 
 @dataclass(slots=True)

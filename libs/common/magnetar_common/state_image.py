@@ -24,7 +24,7 @@ from magnetar_events.records import Device, ServiceRecord
 from magnetar_events.tenants import Tenant
 
 FORMAT = 1
-"""Change it with anything here, and with the fields of any class in :mod:`magnetar_common.state`."""
+"""Change it with anything here, and with the fields of any class in :mod:`magnetar_common.state` that are not ``Later``."""
 
 _AS_IT_IS = (int, str, bool, dict[str, str], dict[str, int], dict[str, None])
 """Types of the fields that JSON holds as they are, in order."""

@@ -213,6 +213,10 @@ def _replicas_preempted(fact: f.ReplicasPreempted) -> str:
     return f"{_of(fact)} of priority {fact.priority} has no room: on {fact.server} leave {victims}"
 
 
+def _server_reserved(fact: f.ServerReserved) -> str:
+    return f"{_of(fact)} has waited long for room: what becomes free on {fact.server} is reserved for it"
+
+
 def _replica_adopted(fact: f.ReplicaAdopted) -> str:
     return f"{_of(fact)} found on {fact.server} and adopted{_because(fact.reason)}"
 
@@ -360,6 +364,7 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.PlacementRefused: _placement_refused,
     f.PlacementSettled: _placement_settled,
     f.ReplicasPreempted: _replicas_preempted,
+    f.ServerReserved: _server_reserved,
     f.ReplicaAdopted: _replica_adopted,
     f.ReplicaChanged: _replica_changed,
     f.ReplicaMeasured: _replica_measured,

@@ -106,7 +106,7 @@ class Draft:
         self.awaited: dict[str, list[tuple[f.Booking, ...]]] = {}
         """Server → what replicas reserved that this draft has unloaded, and that are to give it back."""
         self.claims: dict[str, list[tuple[str, int]]] = {}
-        """Server → (model, version) that this draft has others leave it for."""
+        """Server → (model, version) that this draft has others leave it for, or reserves it for."""
         self.least: int | None = None
         """The lowest priority that anything has that is there; None = nobody has asked yet."""
         self.looked = 0
@@ -249,7 +249,7 @@ class Draft:
         self._hold(fact.server, fact.bookings, +1)
         self._use(fact.model, minus(held(after), counted), minus(stays(after), stayed))
 
-    def _on_preempted(self, fact: f.ReplicasPreempted) -> None:
+    def _on_claimed(self, fact: f.ReplicasPreempted | f.ServerReserved) -> None:
         self._fold(fact)
         self.claims.setdefault(fact.server, []).append((fact.model, fact.generation))
 
@@ -327,7 +327,8 @@ class Draft:
         f.ReplicaAdopted: _on_arrival,
         f.ReplicaChanged: _on_changed,
         f.ReplicaBooked: _on_booked,
-        f.ReplicasPreempted: _on_preempted,
+        f.ReplicasPreempted: _on_claimed,
+        f.ServerReserved: _on_claimed,
         f.PlacementRefused: _on_refused,
         # Of a replica that is gone: nothing of its model changes.
         f.MemoryAwaited: _on_memory,

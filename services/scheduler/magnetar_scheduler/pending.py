@@ -14,6 +14,7 @@ from magnetar_scheduler.leaving import let_go
 from magnetar_scheduler.preemption import give_up
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
+from magnetar_scheduler.reservations import renew, reserve
 from magnetar_scheduler.returns import on_due
 from magnetar_scheduler.servers import INVENTORY_LEASES
 from magnetar_scheduler.tenants import in_turn, turn_of
@@ -36,7 +37,7 @@ def on_timer(draft: Draft, source: TimerDue) -> None:
         if key and server:
             _replica_due(draft, key, generation, server)
         elif key and generation:
-            give_up(draft, key, generation)
+            _claim_due(draft, key, generation)
         elif key:
             _model_due(draft, key)
         elif generation == DRAIN_TIMER:
@@ -85,6 +86,14 @@ def _model_due(draft: Draft, key: str) -> None:
     reconcile(draft, key)
 
 
+def _claim_due(draft: Draft, key: str, generation: int) -> None:
+    model = draft.model(key)
+    version = model.versions.get(generation) if model is not None else None
+    if model is not None and version is not None and version.claim and version.claimed_until <= draft.at:
+        look_again = renew if version.reserved else give_up
+        look_again(draft, model, version)
+
+
 def _server_due(draft: Draft, server: Server) -> None:
     if server.lost:
         draft.emit(f.ServerForgotten(server.key))
@@ -111,6 +120,8 @@ def on_continue(draft: Draft, source: Continue) -> None:
             draft.emit(f.VersionRevived(key, generation, "a new server came"))
         reconcile(draft, key, "a new server came", retry=True)
     _retry_waiting(draft, piece, source.skip)
+    if not draft.full:
+        reserve(draft)
 
 
 def tries(state: State) -> int:

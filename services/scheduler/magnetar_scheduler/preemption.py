@@ -11,6 +11,7 @@ each other out in turn.
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from magnetar_common.fleet import suited_devices
 from magnetar_common.model_folds import PREEMPTED
@@ -37,22 +38,17 @@ _Choice = tuple[int, int, int, str]
 
 def waits_for_leavers(draft: Draft, version: Version) -> bool:
     """Whether others leave a server for this version, which is still worth waiting for."""
-    server = draft.server(version.claim) if version.claim else None
+    server = draft.server(version.claim) if version.claim and not version.reserved else None
     return server is not None and not server.lost and draft.at < version.claimed_until
 
 
-def give_up(draft: Draft, key: str, generation: int) -> None:
+def give_up(draft: Draft, model: Model, version: Version) -> None:
     """Keep a server no longer: those who were to leave it have not, or its readings do not show it."""
-    model = draft.model(key)
-    version = model.versions.get(generation) if model is not None else None
-    if version is None or not version.claim or version.claimed_until > draft.at:
-        return
     before = version.refused
     if before is None:
-        draft.emit(f.PlacementSettled(key, generation))
+        draft.emit(f.PlacementSettled(model.key, version.generation))
     else:
-        message = f"{before.message}; {version.claim} was not cleared in time"
-        draft.emit(f.PlacementRefused(key, generation, before.missing, message, before.refusals, before.examples))
+        draft.emit(replace(before, message=f"{before.message}; {version.claim} was not cleared in time"))
 
 
 def make_room(draft: Draft, model: Model, version: Version, refused: Refused) -> None:
@@ -159,7 +155,7 @@ class _Search:
         of them: how its versions take each other's place is for the rollout to say.
         """
         draft, leaving, found = self._draft, list[Replica](), list[_Candidate]()
-        small = not _could_do(self._ask, server)
+        small = not could_do(self._ask, server)
         draft.looked += len(server.replicas)
         for known in server.replicas.values():
             replica = draft.replica(known.key)
@@ -249,9 +245,11 @@ def _is_live(replica: Replica) -> bool:
     return replica.live
 
 
-def _could_do(ask: Ask, server: Server) -> bool:
-    """Whether enough of a server's devices are large enough, were nothing on them."""
-    whole = 100 + server.info.over_commit_percent
+def could_do(ask: Ask, server: Server) -> bool:
+    """Whether enough of a server's devices are large enough, and its limit of memory is, were nothing there."""
+    info, whole = server.info, 100 + server.info.over_commit_percent
+    if 0 < info.memory_bytes * whole // 100 < ask.count * ask.size:
+        return False
     suited = suited_devices(server, ask.spec.devices, ask.spec.gpu_types)
     return sum(device.total * whole // 100 >= ask.size for device in suited) >= ask.count
 

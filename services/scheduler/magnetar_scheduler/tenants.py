@@ -17,11 +17,11 @@ from magnetar_events.models import ModelSpec
 from magnetar_events.requests import DeleteTenant, SetTenant
 from magnetar_events.tenants import Tenant
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.floors import Kept, takes
+from magnetar_scheduler.floors import Kept, replaces, takes
 from magnetar_scheduler.refusal import Refusal
 
-CLAIMED = "claimed"
-"""Rule that keeps a server for a model that others leave it for."""
+CLAIMED, RESERVED = "claimed", "reserved"
+"""Rules that keep a server for a model that others leave it for, and for one that has waited long."""
 
 
 # --- the cap ----------------------------------------------------------------------------------------------------------
@@ -93,7 +93,8 @@ def check_wish(draft: Draft, model: str, spec: ModelSpec, replicas: int, size: i
 def kept(draft: Draft, model: Model, version: Version, server: Server, floors: Kept) -> str:
     """Return the rule by which a server is kept from a version, or an empty string.
 
-    What others leave for a more important model is kept from all but it, and who waits below its floor.
+    What others leave for a more important model is kept from all but it, and who waits below its floor; what is reserved
+    for one that has waited long not from higher priorities either, nor from what replaces something that its tenant had.
 
     Args:
         draft: so far.
@@ -103,21 +104,24 @@ def kept(draft: Draft, model: Model, version: Version, server: Server, floors: K
         floors: from :func:`magnetar_scheduler.floors.kept_from`.
     """
     claims = (*draft.state.quotas.claims.get(server.key, ()), *draft.claims.get(server.key, ()))
-    if (
-        claims
-        and not draft.is_short(version.spec.tenant)
-        and any(_in_force(draft, model, version, *claim, server.key) for claim in claims)
-    ):
-        return CLAIMED
+    if claims and not draft.is_short(version.spec.tenant):
+        rules = {_against(draft, model, version, *claim, server.key) for claim in claims}
+        if rules != {""}:
+            return CLAIMED if CLAIMED in rules else RESERVED
     return TENANT_FLOOR if floors and takes(floors, server, version.spec) else ""
 
 
-def _in_force(draft: Draft, model: Model, version: Version, key: str, generation: int, server: str) -> bool:
+def _against(draft: Draft, model: Model, version: Version, key: str, generation: int, server: str) -> str:
+    """Return the rule by which a claim keeps a server from a version, or an empty string."""
     if (key, generation) == (model.key, version.generation):
-        return False
-    claimant = draft.model(key)
+        return ""
+    claimant = draft.seen(key)
     claim = claimant.versions.get(generation) if claimant is not None and not claimant.deleted else None
-    return claim is not None and claim.claim == server and claim.refused is not None and draft.at < claim.claimed_until
+    if claim is None or claim.claim != server or claim.refused is None or draft.at >= claim.claimed_until:
+        return ""
+    if not claim.reserved:
+        return CLAIMED
+    return "" if version.spec.priority > claim.spec.priority or replaces(model, version) else RESERVED
 
 
 # --- whose turn it is -------------------------------------------------------------------------------------------------
@@ -131,8 +135,8 @@ def turn_of(draft: Draft, key: str) -> Turn:
     Who is below its floor goes before who is not, for that is what a floor is for; then the tenant of which the most of
     its cap is left, so that the one that has had least of what it may have goes on; then the higher priority, which
     decides within a tenant and among those that have had equally much; then the higher load, which is what each replica
-    has to bear of all that are wanted: who has none at all comes before who wants one more; then the older wish, so that
-    nobody is overtaken for ever; then the name.
+    has to bear of all that are wanted: who has none at all comes before who wants one more; then the older wish;
+    then the name. Who needs more than becomes free at a time is seen to in :mod:`magnetar_scheduler.reservations`.
     """
     tenant = tenant_of(key)
     return (not draft.is_short(tenant), -draft.left(tenant), *_among_its_own(draft, key))

@@ -1,4 +1,4 @@
-"""What is a tenant's: no more than its cap; what is kept for one that waits below its floor; what is cleared for a model."""
+"""What is somebody's: no more than the tenant's cap; and what is kept for one below its floor, or for another model."""
 
 from magnetar_common.quotas import TENANT_FLOOR, TENANT_QUOTA
 from magnetar_scheduler import tenants
@@ -10,6 +10,7 @@ CAP = {TENANT_QUOTA: "not asked, for the tenant is at its cap"}
 KEPT = {
     TENANT_FLOOR: "kept for a tenant that waits below its floor",
     tenants.CLAIMED: "being cleared for a model of higher priority",
+    tenants.RESERVED: "reserved for a model that has waited longer",
 }
 
 TENANTS = frozenset((*CAP, *KEPT))

@@ -1,0 +1,270 @@
+"""Reservations: a wish that needs much is not overtaken for ever by those that need less."""
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magnetar_common.status import ModelState
+from magnetar_events import facts as f
+from magnetar_events.policy import Policy
+from magnetar_scheduler.placement.explain import explain_now
+from tests.support.world import MIB, World, spec
+from tests.unit.test_tenants import placed, told
+
+MINUTE = 60_000
+PATIENCE = Policy().reserve_after_ms
+
+
+def fleet(*memories: int, **rules: Any) -> World:
+    world = World()
+    world.set_policy(**rules)
+    for n, memory in enumerate(memories):
+        world.join(f"s{n}", memory=memory * MIB)
+    return world
+
+
+def wish(world: World, name: str, memory: int = 200, **fields: Any) -> list[f.Fact]:
+    facts = world.deploy(spec(name, memory=memory * MIB, **fields))
+    world.answer()
+    return facts
+
+
+def leave(world: World, name: str) -> None:
+    world.undeploy(name)
+    world.pass_time(2_000)
+    world.answer()
+
+
+def serves(world: World, name: str) -> bool:
+    return told(world, f"default/{name}")[0] is ModelState.AVAILABLE
+
+
+def reserved(world: World) -> list[tuple[str, str, int]]:
+    """Return (model, server, attempt) of what is reserved."""
+    versions = [version for model in world.state.models.values() for version in model.versions.values()]
+    facts = [version.reservation for version in versions if version.reserved]
+    return [(fact.model.removeprefix("default/"), fact.server, fact.attempt) for fact in facts if fact is not None]
+
+
+def churn(world: World, *, every: int = MINUTE, **fields: Any) -> Callable[[], None]:
+    """Keep a world full of models of 100 MiB; each call lets time pass, the oldest leave and another come."""
+    names = (f"small-{n}" for n in count())
+    there: list[str] = []
+
+    def come() -> None:
+        there.append(next(names))
+        wish(world, there[-1], 100, **fields)
+
+    def turn() -> None:
+        world.pass_time(every)
+        for name in [name for name in there if serves(world, name)][:1]:
+            leave(world, name)
+        there[:] = [name for name in there if f"default/{name}" in world.state.models]
+        come()
+
+    while not there or serves(world, there[-1]):
+        come()
+    return turn
+
+
+def waits(world: World, turn: Callable[[], None], name: str, limit: int) -> Iterator[int]:
+    """Yield turns until a model serves."""
+    for n in range(limit):
+        if serves(world, name):
+            return
+        yield n
+        turn()
+
+
+def test_what_needs_much_is_overtaken_until_a_server_is_reserved_for_it() -> None:
+    """Two of 100 MiB fill the server, one leaves each minute and the next takes its place: 200 MiB are never free."""
+    without = fleet(200, reserve_after_ms=0)
+    turn = churn(without)
+    wish(without, "large")
+    assert len(list(waits(without, turn, "large", 300))) == 300
+    world = fleet(200)
+    turn = churn(world)
+    wish(world, "large")
+    turns = len(list(waits(world, turn, "large", 300)))
+    assert PATIENCE // MINUTE <= turns <= PATIENCE // MINUTE + 4
+    assert world.replayed() == world.state
+
+
+def test_it_is_said_for_whom_a_server_is_reserved() -> None:
+    """In the log with what was free, in both models' reasons, and in the explanation."""
+    world = fleet(300)
+    turn = churn(world)
+    wish(world, "large", 300)
+    next(n for n in waits(world, turn, "large", 30) if reserved(world))
+    assert reserved(world) == [("large", "local/s0/0", 1)]
+    (fact,) = world.of_kind(f.ServerReserved)
+    assert (fact.model, fact.server, fact.free, fact.attempt) == ("default/large", "local/s0/0", 0, 1)
+    assert fact.due - PATIENCE in {entry.at for entry in world.log}
+    assert "what becomes free on local/s0/0 is reserved for it" in told(world, "default/large")[2]
+    turn()
+    wish(world, "late", 100)
+    assert "1 reserved for a model that has waited longer" in told(world, "default/late")[2]
+    (explanation,) = explain_now(world.state, "default/late")
+    assert [(verdict.server, verdict.rule) for verdict in explanation.servers] == [("local/s0/0", "reserved")]
+
+
+def test_a_server_that_nobody_leaves_is_given_up_for_the_next() -> None:
+    """Half of s0 is free and stays so, for who has the other half never leaves; on s1 they come and go."""
+    world = fleet(200, 200)
+    wish(world, "stays", 100, server="s0")
+    turn = churn(world, server="s1")
+    wish(world, "large")
+    attempts: list[tuple[str, str, int]] = []
+    for _ in waits(world, turn, "large", 60):
+        attempts += [each for each in reserved(world) if each not in attempts]
+    assert attempts == [("large", "local/s0/0", 1), ("large", "local/s1/0", 2)]
+    assert world.states("default/large").keys() == {(1, "local/s1/0")}
+
+
+def test_it_stays_where_more_becomes_free_however_long_that_takes() -> None:
+    """Of four one leaves in each time of patience: at its end there is more than at its begin, and the server is kept."""
+    world = fleet(400, 400)
+    wish(world, "stays", 400, server="s1")
+    turn = churn(world, every=PATIENCE * 9 // 10, server="s0")
+    wish(world, "large", 400)
+    list(waits(world, turn, "large", 30))
+    facts = [fact for fact in world.of_kind(f.ServerReserved) if fact.model == "default/large"]
+    assert serves(world, "large")
+    assert [(fact.server, fact.attempt) for fact in facts] == [("local/s0/0", 1)] * len(facts)
+    assert [fact.free for fact in facts] == sorted({fact.free for fact in facts})
+    assert len(facts) > 2
+
+
+def test_few_servers_are_reserved_and_who_waits_in_vain_lets_the_next_have_its_turn() -> None:
+    """The first can only be where nobody leaves. Of two servers one is reserved, so the second has it after the first."""
+    world = fleet(200, 200)
+    wish(world, "stays", 100, server="s0")
+    turn = churn(world, server="s1")
+    wish(world, "in-vain", server="s0")
+    world.pass_time(1)
+    wish(world, "large", server="s1")
+    most = 0
+    for _ in waits(world, turn, "large", 60):
+        most = max(most, len(reserved(world)))
+    assert serves(world, "large")
+    assert most == 1
+    assert [fact.model for fact in world.of_kind(f.ServerReserved)][:2] == ["default/in-vain", "default/large"]
+
+
+def test_one_server_in_twenty_is_reserved() -> None:
+    world = fleet(*[100] * 60)
+    for n in range(60):
+        wish(world, f"stays-{n}", 60)
+    for n in range(10):
+        wish(world, f"large-{n}", 100)
+    world.pass_time(PATIENCE + MINUTE)
+    leave(world, "stays-7")
+    wish(world, "small", 60)
+    assert len(reserved(world)) == 3
+    assert serves(world, "large-0")
+
+
+@pytest.mark.parametrize("case", ["a higher priority", "what was lost", "a floor"])
+def test_who_goes_before(case: str) -> None:
+    """A higher priority, what replaces a lost replica, and who is below its floor take the place all the same."""
+    world = fleet(300, 100)
+    world.set_tenant("team", floor_replicas=2)
+    turn = churn(world, server="s0")
+    wish(world, "lost", 100, server="" if case == "what was lost" else "s1")
+    wish(world, "large", 300, server="s0")
+    next(n for n in waits(world, turn, "large", 30) if reserved(world))
+    turn()
+    assert world.state.fleet.rooms(world.state)["local/s0/0"][0] >= 100 * MIB
+    if case == "what was lost":
+        facts = world.lapse("s1")
+        world.answer()
+        assert world.states("default/lost").keys() >= {(1, "local/s0/0")}, facts
+    else:
+        who = {"priority": 1} if case == "a higher priority" else {"tenant": "team"}
+        assert placed(wish(world, "first", 100, **who)) == [f"{who.get('tenant', 'default')}/first"]
+
+
+def test_who_has_got_a_replica_waits_behind_the_others_again() -> None:
+    world = fleet(200, 200)
+    turn = churn(world)
+    wish(world, "two", replicas=2)
+    world.pass_time(MINUTE)
+    wish(world, "one")
+    list(waits(world, turn, "two", 100))
+    order = [fact.model for fact in world.of_kind(f.ServerReserved)]
+    assert order[:3] == ["default/two", "default/one", "default/two"]
+    assert serves(world, "two")
+
+
+def test_a_server_that_goes_away_is_reserved_no_longer() -> None:
+    world = fleet(200, 200)
+    turn = churn(world)
+    wish(world, "large")
+    next(n for n in waits(world, turn, "large", 30) if reserved(world))
+    ((_, server, _),) = reserved(world)
+    world.lapse(server.split("/")[1])
+    turn()
+    ((_, other, _),) = reserved(world)
+    assert other != server
+
+
+def test_the_policy_ends_it() -> None:
+    world = fleet(200)
+    turn = churn(world)
+    wish(world, "large")
+    next(n for n in waits(world, turn, "large", 30) if reserved(world))
+    world.set_policy(reserve_after_ms=0)
+    world.pass_time(PATIENCE)
+    assert reserved(world) == []
+
+
+def test_an_older_log_has_no_reservations_until_it_is_upgraded() -> None:
+    """And then who waited before has waited since it was wanted."""
+    world = World(fold_version=2)
+    world.join("s0", memory=200 * MIB)
+    turn = churn(world)
+    wish(world, "large")
+    assert len(list(waits(world, turn, "large", 60))) == 60
+    world.finalize()
+    assert len(list(waits(world, turn, "large", 60))) <= 4
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_no_model_starves(seed: int) -> None:
+    """Full servers, small ones that come for each place and leave after a while, some that never do, and larger wishes.
+
+    There is always a server that all leave again. In the end each of the larger ones has had its place.
+    """
+    rng = Random(seed)
+    world = fleet(*[400] * rng.randint(1, 4))
+    servers = len(world.state.servers)
+    for n in range(servers - 1):
+        if rng.random() < 0.5:
+            wish(world, f"stays-{n}", rng.choice((100, 200)), server=f"s{n}")
+    ends: dict[str, int] = {}
+    names = (f"small-{n}" for n in count())
+    large = [f"large-{n}" for n in range(rng.randint(1, 3))]
+    for name in large:
+        wish(world, name, rng.choice((300, 400)))
+    done: set[str] = set()
+    for _ in range(24 * 60):
+        while sum(key.startswith("default/small") for key in world.state.waiting) < 4:
+            wish(world, next(names), rng.choice((100, 200)))
+        for key in world.state.models:
+            name = key.removeprefix("default/")
+            if name not in ends and not name.startswith("stays") and serves(world, name):
+                ends[name] = world.at + rng.randint(1, 15) * MINUTE
+                done.update({name} & {*large})
+        if len(done) == len(large):
+            break
+        world.pass_time(MINUTE)
+        for name in [name for name, end in ends.items() if end <= world.at]:
+            if f"default/{name}" in world.state.models:
+                leave(world, name)
+    assert done == {*large}
