@@ -232,6 +232,24 @@ def test_a_new_server_brings_back_an_old_version_that_serves_until_the_new_one_c
     assert of(world)["1@c"] == "Available"
 
 
+@pytest.mark.parametrize(("failed", "waiting"), [(0, 1), (1, 0), (1, 1)])
+def test_on_a_new_server_what_failed_and_what_waits_have_their_turns(failed: int, waiting: int) -> None:
+    """The higher priority is placed; of equal ones the older wish, which is the one that failed."""
+    world = with_servers("a")
+    world.deploy(spec(memory=800 * MIB, priority=failed))
+    go_on(world)
+    assert status(world).state is ModelState.FAILED
+    world.deploy(spec("fills", memory=800 * MIB, server="a"))
+    world.answer()
+    world.deploy(spec("waits", memory=800 * MIB, priority=waiting))
+    assert status(world, "default/waits").state is ModelState.SCHEDULE_FAILED
+    world.join("b")
+    world.answer()
+    there = {key.removeprefix("default/") for key, _ in world.state.servers["local/b/0"].replicas}
+    assert there == {"iris" if failed >= waiting else "waits"}
+    assert world.state.models[IRIS].target.failed is None
+
+
 def test_an_old_version_is_placed_though_all_that_is_like_the_new_one_fits_nowhere() -> None:
     """Two models wait with a version that fits nowhere; the old version of one is lost, and then there is room for it."""
     world = with_servers("a")

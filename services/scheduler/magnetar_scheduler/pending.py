@@ -104,7 +104,7 @@ def _server_due(draft: Draft, server: Server) -> None:
 
 
 def on_continue(draft: Draft, source: Continue) -> None:
-    """Work on the next piece: models with something missing, then what failed and may now work, then what waits for room."""
+    """Work on the next piece: models with something missing, then what waits for room or failed and may now work."""
     state, piece = draft.state, draft.policy.piece
     unsettled = _first(draft, piece)
     for key in unsettled:
@@ -113,13 +113,7 @@ def on_continue(draft: Draft, source: Continue) -> None:
         reconcile(draft, key, _why(state, state.models[key]))
     if draft.full or len(unsettled) >= piece:
         return
-    for key in nsmallest(piece - len(unsettled), state.revivable(), key=lambda key: _turn(draft, key)):
-        if draft.full:
-            return
-        for generation in state.models[key].revivable(state.newest):
-            draft.emit(f.VersionRevived(key, generation, "a new server came"))
-        reconcile(draft, key, "a new server came", retry=True)
-    _retry_waiting(draft, piece, source.skip)
+    _retry(draft, piece, source.skip)
     if not draft.full:
         reserve(draft)
 
@@ -135,13 +129,14 @@ def more_to_try(state: State, tried: int) -> bool:
     return len(state.waiting) > tried and len({_tried_as(state, state.models[key]) for key in state.waiting}) > tried
 
 
-def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
-    """Place what waits, each in its turn (:mod:`magnetar_scheduler.tenants`); what is like one that did not fit is not tried.
+def _retry(draft: Draft, piece: int, skip: int) -> None:
+    """Place what waits, and what failed before a server came, each in its turn (:mod:`magnetar_scheduler.tenants`).
 
-    Where several tenants wait a turn is one replica, so that they share what there is. What was tried already is skipped,
-    and what is more than one entry tries is left for the next.
+    What is like one that waits and did not fit is not tried. Where several tenants wait a turn is one replica, so that they
+    share what there is. What was tried already is skipped, and what is more than one entry tries is left for the next.
     """
     state = draft.state
+    failed = dict.fromkeys(state.revivable())
     end = skip + tries(state)
     hopeless: set[object] = set()
     numbers: dict[object, int] = {}
@@ -152,17 +147,20 @@ def _retry_waiting(draft: Draft, piece: int, skip: int) -> None:
         model = draft.model(key)
         return not (fits and share and model is not None and any(map(model.missing, model.kept())))
 
-    for key in in_turn(draft, state.waiting, is_done):
+    for key in in_turn(draft, {**state.waiting, **failed}, is_done):
         model = state.models[key]
         like, unit = _like(state, model.target), _tried_as(state, model)
         number = numbers.setdefault(unit, len(numbers))
         if draft.full or number >= end:
             return
         fits = False
-        if number < skip or (like in hopeless and _is_hopeless_too(model)):
+        if number < skip or (key not in failed and like in hopeless and _is_hopeless_too(model)):
             continue
-        before = len(draft.facts)
-        reconcile(draft, key, "room was found", retry=True, most=share)
+        before, why = len(draft.facts), "room was found"
+        for generation in (draft.seen(key) or model).revivable(state.newest) if key in failed else ():
+            why = "a new server came"
+            draft.emit(f.VersionRevived(key, generation, why))
+        reconcile(draft, key, why, retry=True, most=share)
         fits = any(isinstance(fact, f.ReplicaPlaced) for fact in draft.facts[before:])
         if fits:
             placed += 1
