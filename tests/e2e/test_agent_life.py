@@ -69,7 +69,7 @@ def test_terminate_blocks_until_every_model_is_available_elsewhere(stand: Stand,
     eventually(lambda: (1, "local/b/0") in stand.led.state.models[key].replicas)
     ready = ask(stand, "/readyz")
     assert ready.status_code == httpx.codes.SERVICE_UNAVAILABLE
-    assert "1 models left" in ready.json()["checks"]["draining"]["detail"]
+    assert "1 model left" in ready.json()["checks"]["draining"]["detail"]
     assert ask(stand, "/livez").status_code == httpx.codes.OK
     assert calling.is_alive()
     assert servers_routed(stand.bus, key) == {"local/a/0"}

@@ -61,7 +61,7 @@ def test_sigterm_drains_an_agent_before_it_says_goodbye(own_embedded_broker: Run
         process.send_signal(signal.SIGTERM)
         eventually(lambda: (1, B) in led.state.models[KEY].replicas)
         ready, alive = (httpx.get(f"{url}/{path}", timeout=20, trust_env=False) for path in ("readyz", "livez"))
-        assert "1 models left" in ready.json()["checks"]["draining"]["detail"]
+        assert "1 model left" in ready.json()["checks"]["draining"]["detail"]
         assert (ready.status_code, alive.status_code) == (503, 200)
         assert servers_routed(bus, KEY) == {A}
         assert process.poll() is None

@@ -146,10 +146,10 @@ def test_servers_are_cordoned_drained_and_resumed_from_the_command_line(
     assert "STILL" not in shown.upper()
 
     cli("server", "drain", "a/0", "--deadline", 1, "--wait", expect=ExitCode.TIMED_OUT)
-    assert "1 left on local/a/0, 1 of them stuck: default/iris v1, NO_ROOM: fits on none of 1 servers" in cli.err
+    assert "1 left on local/a/0, 1 of them stuck: default/iris v1, NO_ROOM: fits on none of 1 server" in cli.err
     shown = cli.json("server", "show", "local/a/0")
     assert (shown["phase"], shown["modelsLeft"], shown["modelsStuck"]) == ("STUCK", 1, 1)
-    assert shown["replicas"][0]["whyHere"].startswith("NO_ROOM: fits on none of 1 servers: 1 draining")
+    assert shown["replicas"][0]["whyHere"].startswith("NO_ROOM: fits on none of 1 server: 1 draining")
     assert "STUCK, 1 left, 1 stuck" in cli("server", "list")
     assert "Available" in cli("model", "status", "iris")
 

@@ -50,7 +50,7 @@ def test_explain_and_plan(cli: Cli, bus: Bus, tmp_path: Path) -> None:
     assert isinstance(waiting, dict)
     assert waiting["waiting"]
     assert waiting["placements"][0]["server"] == ""
-    assert "nowhere: fits on none of" in cli("model", "explain", "huge")
+    assert "nowhere, 1 replica: fits on none of 2 servers" in cli("model", "explain", "huge")
 
     cli("model", "explain", "nobody", expect=ExitCode.NOT_FOUND)
     cli("model", "explain", "iris", "--at", 0, expect=ExitCode.NOT_FOUND)

@@ -348,7 +348,7 @@ def test_one_server_for_two_replicas_serves_one_and_says_so() -> None:
     world.answer()
     status = model_status(world.state.models[IRIS])
     assert (status.state, status.available, status.wanted, status.code) == (ModelState.DEGRADED, 1, 2, "NO_ROOM")
-    assert status.reason == "1 of 2 replicas is missing: fits on none of 1 servers: 1 already holding this version"
+    assert status.reason == "1 of 2 replicas is missing: fits on none of 1 server: 1 already holding this version"
     world.join("b")
     world.answer()
     assert model_status(world.state.models[IRIS]).state is ModelState.AVAILABLE

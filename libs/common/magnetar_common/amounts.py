@@ -1,4 +1,4 @@
-"""Amounts of memory, for people."""
+"""Amounts and counts, for people."""
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -11,3 +11,8 @@ def amount(size: int) -> str:
             return f"{value:.4g} {unit}"
         value /= 1024
     return f"{value:.4g} {_UNITS[-1]}"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return how many there are: ``1 server``, ``2 servers``, or another plural."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from magnetar_agent.agent import Agent
 from magnetar_agent.threads import guarded
+from magnetar_common.amounts import counted
 from magnetar_common.drains import DRAIN_METADATA
 from magnetar_common.lifecycle import Lifecycle
 from magnetar_common.registrar import Registrar
@@ -70,7 +71,7 @@ class Presence:
     def check(self) -> tuple[bool, str]:
         """Return whether it takes anything new, for ``/readyz``."""
         if self._draining.is_set():
-            return False, f"draining: {self._agent.holds()} models left"
+            return False, f"draining: {counted(self._agent.holds(), 'model')} left"
         return True, "not draining"
 
     @property
@@ -96,7 +97,7 @@ class Presence:
         while self._agent.holds() and time.monotonic() < deadline and not self._life.stopping.wait(0.1):
             pass
         left = self._agent.holds()
-        self._life.stop("drained" if left == 0 else f"told to terminate, with {left} models left")
+        self._life.stop("drained" if left == 0 else f"told to terminate, with {counted(left, 'model')} left")
         self._drained.set()
 
     def _terminate(self, _: Request) -> Response:

@@ -17,6 +17,7 @@ from magnetar_cli.waiting import parse_state, wait_for
 from magnetar_common.bus import Bus
 from magnetar_common.client import Handle, Magnetar, Outcome
 from magnetar_common.errors import RequestRefused, Unanswered
+from magnetar_common.quotas import tenant_of
 from magnetar_common.signing import signer_of
 from magnetar_events.requests import Actor, DeployModel, SetPolicy, SetTenant
 
@@ -87,6 +88,8 @@ def refused(what: str, error: RequestRefused) -> CommandError:
         hint = f"magnetar model history {name} --versions"
     elif error.code == "NOT_FOUND" and error.field == "event.name":
         hint = "magnetar tenant list" if what.startswith("tenant") else "magnetar model list"
+    elif error.code == "TENANT_QUOTA":
+        hint = f"magnetar tenant show {tenant_of(what)}"
     return CommandError(str(told), ExitCode.REJECTED, hint)
 
 

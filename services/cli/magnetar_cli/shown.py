@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from magnetar_cli.output import Columns, Json
-from magnetar_common.amounts import amount
+from magnetar_common.amounts import amount, counted
 from magnetar_common.drains import left_on, phase, stuck_on
 from magnetar_common.memory import total
 from magnetar_common.render import plain, server_to_dict
@@ -163,7 +163,7 @@ def _limit(row: Json, name: str, as_text: Callable[[int], str] = str) -> str:
 def _tenant_notes(row: Json) -> Iterator[str]:
     over = row["over"]
     if over["replicas"]:
-        yield f"{over['replicas']} replicas over its cap"
+        yield f"{counted(over['replicas'], 'replica')} over its cap"
     if over["bytes"]:
         yield f"{amount(over['bytes'])} over its cap"
     if row["belowFloor"]:

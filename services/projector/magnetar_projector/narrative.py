@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from magnetar_common.actors import who
-from magnetar_common.amounts import amount
+from magnetar_common.amounts import amount, counted
 from magnetar_common.state import State
 from magnetar_events import facts as f
 from magnetar_events.facts import Fact
@@ -60,7 +60,7 @@ def _bookings(bookings: Iterable[f.Booking]) -> str:
 
 
 def _replicas(count: int) -> str:
-    return f"{count} replica" if count == 1 else f"{count} replicas"
+    return counted(count, "replica")
 
 
 # --- leadership and requests ------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def _server_drained(fact: f.ServerDrained) -> str:
     told = [f"{_of(left)} ({left.reason})" for left in fact.left[:_NAMED]]
     if fact.models > len(told) > 0:
         told.append(f"and {fact.models - len(told)} more")
-    left = f"{fact.models} model is left" if fact.models == 1 else f"{fact.models} models are left"
+    left = f"{counted(fact.models, 'model')} {'is' if fact.models == 1 else 'are'} left"
     return f"the time for {fact.server} to drain is over, and {left}{_because('; '.join(told))}"
 
 

@@ -4,6 +4,7 @@ Order, always: load, verify, route; and backwards: unroute, grace, unload. How a
 is in :mod:`magnetar_scheduler.rollout`.
 """
 
+from magnetar_common.amounts import counted
 from magnetar_common.state import Model, Version
 from magnetar_common.transitions import R
 from magnetar_events import facts as f
@@ -63,7 +64,7 @@ def _fill(draft: Draft, model: Model, version: Version, reason: str, *, retry: b
     if version.refused is not None and not retry and missing:
         return None
     if not missing and version.failed is not None and (bereft := model.bereft(version.generation)):
-        failed = Refused((), (), f"failed on {len(model.given_up(version.generation))} servers")
+        failed = Refused((), (), f"failed on {counted(len(model.given_up(version.generation)), 'server')}")
         _wait(draft, model, version, bereft, failed)
         return None
     for left in range(missing, 0, -1):

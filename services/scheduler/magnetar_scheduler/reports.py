@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from magnetar_common.amounts import counted
 from magnetar_common.since import BOUNDED
 from magnetar_common.state import Replica
 from magnetar_common.transitions import ARRIVING, LEAVING, R
@@ -136,7 +137,7 @@ def load_failed(draft: Draft, replica: Replica, code: str, message: str, *, retr
         if not retriable:
             fail(draft, model, version, code, message[:512], retriable=False)
         elif (tried := len(model.given_up(version.generation))) >= policy.load_servers:
-            fail(draft, model, version, code, f"failed on {tried} servers", retriable=True)
+            fail(draft, model, version, code, f"failed on {counted(tried, 'server')}", retriable=True)
     let_go(draft, replica, f"{code}: the load failed")
     reconcile(draft, replica.model, "failed elsewhere", retry=True)
 

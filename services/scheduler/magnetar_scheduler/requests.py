@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from magnetar_common.actors import who
+from magnetar_common.amounts import counted
 from magnetar_common.state import Model, Server, request_name
 from magnetar_common.status import frozen_because
 from magnetar_events import facts as f
@@ -291,7 +292,9 @@ def _finalize(draft: Draft, event: ModelEvent, author: Author, wish: FinalizeUpg
     older = sorted(server.key for server in draft.state.servers.values() if not server.lost and _lacks(server))
     if older:
         raise Refusal(
-            "AGENTS_TOO_OLD", "event.foldVersion", f"upgrade {len(older)} agents first: {', '.join(older[:10])}"
+            "AGENTS_TOO_OLD",
+            "event.foldVersion",
+            f"upgrade {counted(len(older), 'agent')} first: {', '.join(older[:10])}",
         )
     _accept(draft, event, author, 0)
     if wish.fold_version > in_force:

@@ -12,6 +12,7 @@ from magnetar_cli.commands.replay import check_held
 from magnetar_cli.connection import following
 from magnetar_cli.exit_codes import Misused, NotFound
 from magnetar_cli.output import Columns, Format, Json, Output, note, put, table, write
+from magnetar_common.amounts import counted
 from magnetar_common.log import LogRecord
 from magnetar_common.render import plain
 from magnetar_events import facts as f
@@ -105,7 +106,8 @@ def _show_plan(row: Json) -> None:
 
 def _show(placement: Json) -> None:
     """Show one placement: its outcome, then the servers, the best first."""
-    where = placement["server"] or f"nowhere: {placement['message']}"
+    missing = counted(placement["missing"], "replica")
+    where = placement["server"] or f"nowhere, {missing}: {placement['message']}"
     put(f"{placement['model']} version {placement['generation']} → {where}")
     if not placement["agrees"]:
         note("the log says otherwise: other software decided it, by other rules")

@@ -11,6 +11,7 @@ from magnetar_cli.exit_codes import CommandError, ExitCode, Misused
 from magnetar_cli.output import Columns, Format, Json, Output, note, show
 from magnetar_common import grants, topic_policies
 from magnetar_common.admin import Admin
+from magnetar_common.amounts import counted
 from magnetar_common.topics import TOPICS, commands_topic
 
 app = typer.Typer(help="Topics and what the broker keeps of them.", no_args_is_help=True)
@@ -40,7 +41,12 @@ Role = Annotated[str, typer.Argument(metavar="ROLE", help="The subject (sub) of 
 def apply() -> None:
     """Create what is missing (tenants, namespaces, topics, schemas) and set the policies that differ."""
     with administered() as admin:
+        before = topic_policies.check(admin)
         topic_policies.apply(admin)
+        after = topic_policies.check(admin)
+    for each in before:
+        if each not in after:
+            note(f"{each.topic}: {each.what}: {each.found} → {each.wanted}")
     kept = "as they should be" if admin is not None else "made on first use: the embedded broker has no policies"
     note(f"{len(TOPICS)} topics are {kept}")
 
@@ -54,7 +60,9 @@ def check(*, output: Output = Format.TABLE) -> None:
     show(rows, VIOLATIONS, output, nothing=compared)
     dangerous = [row for row in rows if row["loses_data"]]
     if dangerous:
-        raise CommandError(f"{len(dangerous)} policies would lose data", hint="magnetar topics apply")
+        raise CommandError(
+            f"{counted(len(dangerous), 'policy', 'policies')} would lose data", hint="magnetar topics apply"
+        )
 
 
 @app.command()

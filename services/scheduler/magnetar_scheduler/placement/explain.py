@@ -49,6 +49,7 @@ class Explanation:
         model: key.
         generation: of the version.
         server: where the replica goes; empty = nowhere.
+        missing: replicas of which the same is so; 0 for a placement.
         message: why nowhere.
         agrees: whether the log says the same; it may not, where other software decided.
         servers: all, the best first, then by rule; none if only the outcome is told.
@@ -57,6 +58,7 @@ class Explanation:
     model: str
     generation: int
     server: str
+    missing: int
     message: str
     agrees: bool
     servers: tuple[Verdict, ...]
@@ -78,7 +80,8 @@ def explain(draft: Draft, model: Model, version: Version) -> Explanation:
         verdicts.append(Verdict(key, rule, RULES.get(rule, ""), scores, total, key in compared, key == chosen))
     verdicts.sort(key=lambda each: (not each.chosen, each.rule, not each.compared, each.total, each.server))
     message = "" if isinstance(answer, Placed) else answer.message
-    return Explanation(model.key, version.generation, chosen, message, True, tuple(verdicts))
+    missing = 0 if chosen else model.missing(version.generation)
+    return Explanation(model.key, version.generation, chosen, missing, message, True, tuple(verdicts))
 
 
 def explain_entry(state: State, at: int, facts: Iterable[f.Fact], model: str) -> list[Explanation]:
@@ -113,7 +116,7 @@ def _explained(draft: Draft, fact: f.ReplicaPlaced | f.PlacementRefused, *, whol
     version = model.versions.get(fact.generation) if model else None
     server = fact.server if isinstance(fact, f.ReplicaPlaced) else ""
     if model is None or version is None or not (whole or not server):
-        message = "" if isinstance(fact, f.ReplicaPlaced) else fact.message
-        return Explanation(fact.model, fact.generation, server, message, agrees=True, servers=())
+        missing, message = (0, "") if isinstance(fact, f.ReplicaPlaced) else (fact.missing, fact.message)
+        return Explanation(fact.model, fact.generation, server, missing, message, agrees=True, servers=())
     explained = explain(draft, model, version)
     return replace(explained, agrees=explained.server == server)

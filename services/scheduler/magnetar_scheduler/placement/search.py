@@ -5,6 +5,7 @@ from heapq import merge, nlargest
 from math import inf
 from typing import NamedTuple
 
+from magnetar_common.amounts import counted
 from magnetar_common.fleet import Rank, room_for
 from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count, PlacementRefused
@@ -226,7 +227,7 @@ def _refused(ask: Ask, sieve: Sieve) -> Refused:
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     if ordered:
         told = "; ".join(f"{n} {RULES[rule]}" for rule, n in ordered)
-        message = f"fits on none of {len(servers)} servers: {told}"
+        message = f"fits on none of {counted(len(servers), 'server')}: {told}"
     else:
         message = "there is no server yet"
     return Refused(tuple(Count(rule, n) for rule, n in ordered), tuple(examples), message)
