@@ -114,7 +114,7 @@ def apply(world: World, action: str, one: Any, two: Any) -> None:
         case "freeze":
             world.unfreeze(one) if two else world.freeze(one)
         case "steps":
-            world.set_policy(rollout_unavailable=one)
+            world.set_policy(rollout_unavailable=one, reserve_after_ms=30_000)
         case "answer" | "fail" if world.state.outstanding:
             keys = sorted(world.state.outstanding)
             chosen = keys[one % len(keys)]

@@ -213,6 +213,19 @@ def test_a_server_that_goes_away_is_reserved_no_longer() -> None:
     assert other != server
 
 
+def test_for_a_version_that_another_replaces_nothing_is_reserved_any_more() -> None:
+    """One of two serves, and a server is reserved for the other; then the next version needs less, and its load lasts."""
+    world = fleet(200, 200, 100)
+    turn = churn(world, server="s1")
+    wish(world, "large", replicas=2)
+    next(n for n in waits(world, turn, "large", 30) if reserved(world))
+    world.deploy(spec("large", memory=50 * MIB, server="s2"))
+    world.answer(limit=1)  # it serves, and the old one is not unloaded yet
+    world.pass_time(3 * PATIENCE)
+    assert 1 in world.state.models["default/large"].versions
+    assert [fact.model for fact in world.of_kind(f.ServerReserved)].count("default/large") == 1
+
+
 def test_the_policy_ends_it() -> None:
     world = fleet(200)
     turn = churn(world)

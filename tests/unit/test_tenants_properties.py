@@ -39,7 +39,7 @@ def history(seed: int) -> list[tuple[str, Any, Any]]:
         "drop": (2, lambda: (tenant(), random.randrange(2))),
         "limits": (5, lambda: (tenant(), random.randrange(360))),
         "no limits": (1, lambda: (tenant(), 0)),
-        "policy": (1, lambda: (random.random() < 0.7, 0)),
+        "policy": (1, lambda: (random.random() < 0.7, random.choice((0, 1_000, 30_000)))),
         "all": (6, lambda: (0, 0)),
         "answer": (6, lambda: (random.randrange(6), 0)),
         "fail": (1, lambda: (random.randrange(6), random.random() < 0.7)),
@@ -55,7 +55,7 @@ def history(seed: int) -> list[tuple[str, Any, Any]]:
     }
     names, weights = list(kinds), [weight for weight, _ in kinds.values()]
     begin = [("join", name, 0) for name in random.choice(("ac", "abc"))]
-    begin += [("policy", random.random() < 0.6, 0), *(("limits", name, random.randrange(360)) for name in TENANTS)]
+    begin += [("policy", random.random() < 0.6, 30_000), *(("limits", name, random.randrange(360)) for name in TENANTS)]
     begin += [("want", *kinds["want"][1]()) for _ in range(6)]
     return [*begin, *((name, *kinds[name][1]()) for name in random.choices(names, weights, k=60))]
 
@@ -96,7 +96,7 @@ def apply(world: World, action: str, one: Any, two: Any) -> None:
         case "all":
             world.answer(limit=20)
         case "policy":
-            world.set_policy(preemption="lower-priority" if one else "never")
+            world.set_policy(preemption="lower-priority" if one else "never", reserve_after_ms=two)
         case _:
             core.apply(world, action, one, two)
 
@@ -165,6 +165,12 @@ def before(state: State, fact: f.Fact, promised: dict[str, set[str]]) -> None:
         model = state.models[fact.model]
         if any(each.state is R.LOST or each.draining for each in model.of(fact.generation)):
             return  # nothing more than the tenant had
+        priority = model.versions[fact.generation].spec.priority
+        for other in state.models.values():
+            for version in [other.versions[each] for each in other.kept() if other.missing(each)]:
+                if version.reserved and (other.key, version.generation) != (fact.model, fact.generation):
+                    taken = version.claim == fact.server and version.spec.priority >= priority
+                    assert not taken, f"{fact.model} takes on {fact.server} what is reserved for {other.key}"
         for name, servers in promised.items():
             eaten = below_floor(state.tenants.get(name), state.quotas.use(name)) and server.key in servers
             assert not eaten, f"{fact.model} takes on {fact.server} what {name} waits for, below its floor"

@@ -66,8 +66,9 @@ def reserve(draft: Draft) -> None:
 def renew(draft: Draft, model: Model, version: Version) -> None:
     """Look again at a reservation that is due: go on, try the next server, or let another version go first."""
     before, refused = version.reservation, version.refused
-    assert before is not None
-    assert refused is not None
+    if before is None or refused is None or version.generation not in model.kept():
+        draft.emit(f.PlacementSettled(model.key, version.generation))
+        return
     attempt, server = before.attempt, before.server
     if _free(draft, version, server) <= before.free:
         attempt, server = attempt + 1, ""
