@@ -25,8 +25,8 @@ from magnetar_agent import environments
 from magnetar_common.brokers import BrokerError, BrokerUnavailable, RunningBroker
 from magnetar_common.brokers.select import real_pulsar
 
-RELEASED = "d1451f4"
-"""The last commit of the software that was released as fold version 1."""
+RELEASED = {1: "d1451f4", 2: "4334248"}
+"""Fold version → the last commit of the software that was released as it."""
 
 ROOT = Path(__file__).parent.parent
 
@@ -119,11 +119,12 @@ def _server(kind: str) -> Callable[[Needs], str | None]:
 
 
 def _history(_needs: Needs) -> str | None:
+    oldest = RELEASED[min(RELEASED)]
     asked = subprocess.run(
-        ["git", "cat-file", "-e", f"{RELEASED}^{{commit}}"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "cat-file", "-e", f"{oldest}^{{commit}}"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     said = " ".join(asked.stderr.split())
-    return f"the clone does not reach back to {RELEASED}: {said}: git fetch --unshallow" if asked.returncode else None
+    return f"the clone does not reach back to {oldest}: {said}: git fetch --unshallow" if asked.returncode else None
 
 
 PROBES: dict[str, Callable[[Needs], str | None]] = {

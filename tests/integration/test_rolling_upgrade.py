@@ -1,8 +1,8 @@
-"""A rolling upgrade with the software that was released as fold version 1, and back again before it is finalized.
+"""A rolling upgrade with the software that was released as each older fold version, and back before it is finalized.
 
 It needs that software from this repository's own history. Where the history is not there (an archive, a shallow clone), the
 run says so in its last lines, or fails (`MAGNETAR_REQUIRE=history`); `tests/unit/test_versions.py` then carries the proof
-alone, with the schema of version 1.
+alone, with the schemas of the older versions.
 """
 
 import io
@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -68,10 +68,11 @@ bus.close()
 
 
 class Released:
-    """The software of fold version 1, in processes of its own, on the broker of the test."""
+    """The software of an older fold version, in processes of its own, on the broker of the test."""
 
-    def __init__(self, folder: Path, settings: BusSettings) -> None:
-        self._folder = folder
+    def __init__(self, software: "Software", settings: BusSettings) -> None:
+        self._version, self._folder = software
+        folder = self._folder
         components = [p.parent for part in ("events", "libs", "services") for p in (folder / part).rglob("py.typed")]
         self._environment = {
             **os.environ,
@@ -95,7 +96,7 @@ class Released:
     def digest(self) -> str:
         """What its replay of the whole log comes to."""
         version, digest = self.run(DIGEST).stdout.split()
-        assert version == "1"
+        assert int(version) == self._version
         return digest
 
     def position(self) -> int:
@@ -120,20 +121,28 @@ def running(program: str, environment: dict[str, str], folder: Path) -> Generato
             assert process.wait(30) == 0
 
 
-@pytest.fixture(scope="module")
-def software(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The released software's source, from the history."""
+class Software(NamedTuple):
+    """Released software: its fold version, and its source."""
+
+    version: int
+    folder: Path
+
+
+@pytest.fixture(scope="module", params=sorted(RELEASED), ids=lambda version: f"fold version {version}")
+def software(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Software:
+    """Released software from the history."""
+    commit = RELEASED[request.param]
     archived = subprocess.run(
-        ["git", "archive", RELEASED, "events", "libs", "services"], cwd=ROOT, capture_output=True, check=True
+        ["git", "archive", commit, "events", "libs", "services"], cwd=ROOT, capture_output=True, check=True
     )
     folder = tmp_path_factory.mktemp("released")
     with tarfile.open(fileobj=io.BytesIO(archived.stdout)) as tar:
         tar.extractall(folder, filter="data")
-    return folder
+    return Software(request.param, folder)
 
 
-def deploy_as_version_1(bus: Bus, name: str, **fields: object) -> None:
-    """Ask as a client of the released software does."""
+def deploy_as_before(bus: Bus, name: str, **fields: object) -> None:
+    """Ask as a client of the oldest software does."""
     event, schema = ModelEvent(event=DeployModel(model=spec(name, **fields))), "2b876c0a7ca7583c"
     producer = bus.producer(MODEL_EVENTS.name)
     producer.send(MODEL_EVENT.encode(event, schema), key=event.event.subject, properties={FINGERPRINT: schema})
@@ -141,7 +150,7 @@ def deploy_as_version_1(bus: Bus, name: str, **fields: object) -> None:
 
 
 def test_old_and_new_software_lead_one_log_in_turn_until_the_upgrade_is_finalized(
-    software: Path, own_embedded_broker: RunningBroker, tmp_path: Path
+    software: Software, own_embedded_broker: RunningBroker, tmp_path: Path
 ) -> None:
     """Old, new, old again: each goes on where the other stopped, to the same state; after finalize the old one ends."""
     settings = BusSettings(url=own_embedded_broker.service_url, admin_url="", data_dir=str(tmp_path))
@@ -157,21 +166,21 @@ def test_old_and_new_software_lead_one_log_in_turn_until_the_upgrade_is_finalize
 
     try:
         with released.leading():
-            deploy_as_version_1(bus, "one")
+            deploy_as_before(bus, "one")
             eventually(lambda: available("one"), within=60)
         with leading(lambda: connect(settings)) as led:
             ask(bus, ModelEvent(event=DeployModel(model=spec("two"))))
             eventually(lambda: available("one", "two"), within=60)
-            assert led.state.fold_version == 1
+            assert led.state.fold_version == software.version
             position = led.state.position
             eventually(lambda: led.leader._appender.acknowledged >= position)
             assert released.position() >= position  # old software follows what the newer leads
         assert released.digest() == state_digest(replay(bus))
         with released.leading():
-            deploy_as_version_1(bus, "three")
+            deploy_as_before(bus, "three")
             eventually(lambda: available("one", "two", "three"), within=60)
         with leading(lambda: connect(settings)) as led:
-            assert (led.state.term, led.state.fold_version) == (4, 1)
+            assert (led.state.term, led.state.fold_version) == (4, software.version)
             ask(bus, ModelEvent(event=FinalizeUpgrade(fold_version=FOLD_VERSION)))
             eventually(lambda: led.state.fold_version == FOLD_VERSION)
             ask(bus, ModelEvent(event=DeployModel(model=spec("four"))))
@@ -188,7 +197,7 @@ def test_old_and_new_software_lead_one_log_in_turn_until_the_upgrade_is_finalize
 
 
 def test_old_agents_serve_under_a_new_leader_and_new_agents_under_an_old_one(
-    software: Path, own_embedded_broker: RunningBroker, tmp_path: Path
+    software: Software, own_embedded_broker: RunningBroker, tmp_path: Path
 ) -> None:
     """Leader and agents are upgraded in any order, with a real server beside each agent."""
     settings = BusSettings(url=own_embedded_broker.service_url, admin_url="", data_dir=str(tmp_path))
@@ -218,7 +227,7 @@ def test_old_agents_serve_under_a_new_leader_and_new_agents_under_an_old_one(
 
     try:
         with released.leading(), running(SERVE, {**os.environ, **of_agent}, tmp_path):
-            deploy_as_version_1(bus, "one", **wish)
+            deploy_as_before(bus, "one", **wish)
             eventually(lambda: triples("one"), within=60)
         with leading(lambda: connect(settings)) as led:
             with released.agent(**of_agent):

@@ -46,7 +46,30 @@ def upgraded_world() -> World:
     world.deploy(spec("before", replicas=1))
     world.answer(digest="c" * 64)
     world.finalize()
-    return shared_world(drained_world(busy_world(world)))
+    return crowded_world(shared_world(drained_world(busy_world(world))))
+
+
+def crowded_world(world: World | None = None) -> World:
+    """A server is reserved for a model that has waited long, in vain at first; what lasts is there the whole time."""
+    world = world or World()
+    for server in ("w1", "w2"):
+        world.join(server, memory=200 * MIB)
+    for name, server in (("lasts", "w1"), ("goes", "w2"), ("goes-too", "w2")):
+        world.deploy(spec(name, server=server))
+        world.answer()
+    world.deploy(spec("large", memory=190 * MIB, requirements=("sklearn",)))
+    world.pass_time(700_000)
+    for name in ("goes", "goes-too"):
+        world.undeploy(name)
+        world.pass_time(2_000)
+        world.answer()
+        world.deploy(spec(f"instead-of-{name}", server="w2"))
+        world.pass_time(700_000)
+        world.answer()
+    world.undeploy("instead-of-goes")
+    world.pass_time(2_000)
+    world.answer()
+    return world
 
 
 def drained_world(world: World | None = None) -> World:

@@ -27,18 +27,25 @@ from magnetar_scheduler.outbox import Outbox
 from magnetar_scheduler.routes import Routes
 from tests import golden
 from tests.support.leading import eventually
-from tests.support.logs import busy_world, entry, write, write_junk
+from tests.support.logs import busy_world, crowded_world, entry, write, write_junk
 from tests.support.world import World, record
 
-V1 = json.loads((schemas.folder() / "history" / "state-changes.60144c1c804ca6e1.avsc").read_text())
-"""The schema that version 1 was released with: what its software can read, and nothing else."""
+OLDER = range(1, FOLD_VERSION)
 
 
-def read_strictly(payload: bytes) -> dict[str, Any]:
-    """Read an entry as software of version 1 does, knowing only its own schema."""
-    source = io.BytesIO(payload)
+def released(version: int) -> Any:
+    """The schema that a version was released with: what its software can read, and nothing else."""
+    return json.loads(schemas.schema_json("state-changes", versions.SCHEMAS[version]))
+
+
+V1 = released(1)
+
+
+def read_strictly(payload: bytes, version: int = 1) -> dict[str, Any]:
+    """Read an entry as software of an older version does, knowing only its own schema."""
+    source, schema = io.BytesIO(payload), fastavro.parse_schema(released(version))
     raw: Any = fastavro.schemaless_reader(
-        source, fastavro.parse_schema(V1), None, return_record_name=True, return_record_name_override=True
+        source, schema, None, return_record_name=True, return_record_name_override=True
     )
     assert source.tell() == len(payload), "bytes are left over: this was written with another schema"
     return raw
@@ -54,15 +61,16 @@ def kinds_of(schema: Any) -> set[str]:
 # --- before it is finalized -------------------------------------------------------------------------------------------
 
 
-def test_everything_written_before_finalize_is_read_by_version_1() -> None:
-    """With the released schema of version 1 and nothing else; what it reads is what the newer software folded."""
-    world = busy_world(World(fold_version=1))
+@pytest.mark.parametrize("version", OLDER)
+def test_everything_written_before_finalize_is_read_by_the_older_version(version: int) -> None:
+    """With the schema that it was released with and nothing else; what it reads is what the newer software folded."""
+    world = crowded_world(busy_world(World(fold_version=version)))
     world.set_policy(load_servers=9)
-    assert world.state.fold_version == 1
+    assert world.state.fold_version == version
     for each, payload, schema in zip(world.log, world.payloads, world.schemas, strict=True):
-        assert properties_of(each)[FINGERPRINT] == schema == "60144c1c804ca6e1"
-        raw = read_strictly(payload)
-        assert raw["foldVersion"] == each.fold_version == 1
+        assert properties_of(each)[FINGERPRINT] == schema == versions.SCHEMAS[version]
+        raw = read_strictly(payload, version)
+        assert raw["foldVersion"] == each.fold_version == version
         assert [name.rpartition(".")[2] for name, _ in raw["facts"]] == [type(fact).__name__ for fact in each.facts]
     assert world.replayed() == world.state
 
