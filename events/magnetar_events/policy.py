@@ -85,8 +85,8 @@ class Policy(Wire):
         loads_in_cluster: loads in progress on all servers together, at most; 0 = no limit.
         anti_affinity: what replicas of a version do not share: ``server`` = a server, which they never do; ``host`` = nor a
             host; ``soft`` = nor a host, unless only hosts that have one are left.
-        reserve_after_ms: what has waited for room for this long has what becomes free on one server reserved for it;
-            0 = never.
+        reserve_after_ms: a version that is as old as this, and waits where others came after it, has what becomes free on
+            a server reserved for it; 0 = never.
     """
 
     heartbeat_ms: _Interval = 3_000

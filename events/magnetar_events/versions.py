@@ -22,6 +22,7 @@ from magnetar_events.facts import (
     PolicySet,
     ReplicaBooked,
     ReplicasPreempted,
+    ReservationEnded,
     ServerCordoned,
     ServerDrained,
     ServerDraining,
@@ -59,6 +60,7 @@ SINCE: dict[type[Fact], int] = {
     TenantRemoved: 2,
     ReplicasPreempted: 2,
     ServerReserved: 3,
+    ReservationEnded: 3,
 }
 """Kind of fact → the fold version that introduced it; version 1 had all that are not named."""
 

@@ -114,14 +114,18 @@ def test_it_is_said_for_whom_a_server_is_reserved() -> None:
 
 
 def test_a_server_that_nobody_leaves_is_given_up_for_the_next() -> None:
-    """Half of s0 is free and stays so, for who has the other half never leaves; on s1 they come and go."""
+    """On s0 another came later and stays; half is free, but no more becomes so. On s1 they come and go."""
     world = fleet(200, 200)
-    wish(world, "stays", 100, server="s0")
     turn = churn(world, server="s1")
+    for name in ("one", "two"):
+        wish(world, name, 100, server="s0")
     wish(world, "large")
+    leave(world, "one")
+    wish(world, "stays", 100, server="s0")
+    leave(world, "two")
     attempts: list[tuple[str, str, int]] = []
     for _ in waits(world, turn, "large", 60):
-        attempts += [each for each in reserved(world) if each not in attempts]
+        attempts += [each for each in reserved(world) if each not in attempts and each[0] == "large"]
     assert attempts == [("large", "local/s0/0", 1), ("large", "local/s1/0", 2)]
     assert world.states("default/large").keys() == {(1, "local/s1/0")}
 
@@ -140,33 +144,72 @@ def test_it_stays_where_more_becomes_free_however_long_that_takes() -> None:
     assert len(facts) > 2
 
 
-def test_few_servers_are_reserved_and_who_waits_in_vain_lets_the_next_have_its_turn() -> None:
-    """The first can only be where nobody leaves. Of two servers one is reserved, so the second has it after the first."""
+def test_where_nobody_came_later_nothing_is_reserved() -> None:
+    """What it waits for was there before it: nobody overtook it, and what is free there is for the others."""
+    world = fleet(200)
+    wish(world, "stays", 100)
+    wish(world, "large")
+    for name in ("one", "two", "three"):
+        assert placed(wish(world, name, 50)) == [f"default/{name}"]
+        world.pass_time(PATIENCE)
+        leave(world, name)
+    assert world.of_kind(f.ServerReserved) == []
+
+
+def test_what_never_fits_holds_the_others_up_for_a_while_and_lets_them_go_first_for_as_long() -> None:
+    """One that came later stays for ever, and so the large one never fits; small ones come all the time."""
+    world = fleet(300)
+    for name in ("one", "two", "three"):
+        wish(world, name, 100)
+    wish(world, "large", 300)
+    leave(world, "one")
+    wish(world, "stays", 100)
+    leave(world, "two")
+    leave(world, "three")
+    served = kept_off = 0
+    for n in range(600):
+        wish(world, f"small-{n}", 100)
+        if serves(world, f"small-{n}"):
+            served += 1
+        else:
+            kept_off += 1
+        world.pass_time(MINUTE)
+        leave(world, f"small-{n}")
+    assert not serves(world, "large")
+    assert kept_off > 200
+    assert served > 200
+    assert world.of_kind(f.ReservationEnded)
+
+
+def test_few_servers_are_reserved_and_each_has_its_turn() -> None:
+    """Of two servers one is reserved at a time, for the older wish first."""
     world = fleet(200, 200)
-    wish(world, "stays", 100, server="s0")
-    turn = churn(world, server="s1")
-    wish(world, "in-vain", server="s0")
+    turn = churn(world)
+    wish(world, "one")
     world.pass_time(1)
-    wish(world, "large", server="s1")
+    wish(world, "two")
     most = 0
-    for _ in waits(world, turn, "large", 60):
-        most = max(most, len(reserved(world)))
-    assert serves(world, "large")
+    for name in ("one", "two"):
+        for _ in waits(world, turn, name, 60):
+            most = max(most, len(reserved(world)))
+        leave(world, name)
     assert most == 1
-    assert [fact.model for fact in world.of_kind(f.ServerReserved)][:2] == ["default/in-vain", "default/large"]
+    large = [fact.model for fact in world.of_kind(f.ServerReserved) if "small" not in fact.model]
+    assert list(dict.fromkeys(large)) == ["default/one", "default/two"]
 
 
 def test_one_server_in_twenty_is_reserved() -> None:
     world = fleet(*[100] * 60)
-    for n in range(60):
-        wish(world, f"stays-{n}", 60)
+    for n in range(120):
+        wish(world, f"before-{n}", 50)
     for n in range(10):
         wish(world, f"large-{n}", 100)
+    for n in range(120):
+        leave(world, f"before-{n}")
+        wish(world, f"after-{n}", 50)
     world.pass_time(PATIENCE + MINUTE)
-    leave(world, "stays-7")
-    wish(world, "small", 60)
+    leave(world, "after-7")
     assert len(reserved(world)) == 3
-    assert serves(world, "large-0")
 
 
 @pytest.mark.parametrize("case", ["a higher priority", "what was lost", "a floor"])

@@ -163,14 +163,20 @@ def before(state: State, fact: f.Fact, promised: dict[str, set[str]]) -> None:
         if below_floor(state.tenants.get(mine), state.quotas.use(mine)):
             return
         model = state.models[fact.model]
-        if any(each.state is R.LOST or each.draining for each in model.of(fact.generation)):
+        there, mine_too = sum(replica.live for replica in model.replicas.values()), list(model.of(fact.generation))
+        if any(there < version.full for version in model.versions.values()) or any(
+            replica.state is R.LOST or replica.draining for replica in mine_too
+        ):
             return  # nothing more than the tenant had
-        priority = model.versions[fact.generation].spec.priority
+        asks = model.versions[fact.generation].spec
         for other in state.models.values():
-            for version in [other.versions[each] for each in other.kept() if other.missing(each)]:
-                if version.reserved and (other.key, version.generation) != (fact.model, fact.generation):
-                    taken = version.claim == fact.server and version.spec.priority >= priority
-                    assert not taken, f"{fact.model} takes on {fact.server} what is reserved for {other.key}"
+            for version in [other.versions[generation] for generation in other.kept()]:
+                has, own = version.spec, (other.key, version.generation) == (fact.model, fact.generation)
+                in_force = version.reserved and version.refused and state.at < version.claimed_until and not own
+                higher = asks.priority > has.priority
+                passes = higher and (asks.tenant == has.tenant or state.policy.preemption != "never")
+                if in_force and state.policy.reserve_after_ms and not passes:
+                    assert version.claim != fact.server, f"{fact.model} takes what is reserved for {other.key}"
         for name, servers in promised.items():
             eaten = below_floor(state.tenants.get(name), state.quotas.use(name)) and server.key in servers
             assert not eaten, f"{fact.model} takes on {fact.server} what {name} waits for, below its floor"

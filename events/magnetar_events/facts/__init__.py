@@ -26,6 +26,7 @@ from magnetar_events.facts.placement import (
     PlacementSettled,
     ReplicaPlaced,
     ReplicasPreempted,
+    ReservationEnded,
     ServerReserved,
     Victim,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "RequestAccepted",
     "RequestRejected",
     "RequestRepeated",
+    "ReservationEnded",
     "ServerCordoned",
     "ServerDrained",
     "ServerDraining",
@@ -167,6 +169,7 @@ Fact = (
     | TenantRemoved
     | ReplicasPreempted
     | ServerReserved
+    | ReservationEnded
 )
 """Every kind, in the schema's order: a new one is added at the end."""
 

@@ -1,8 +1,7 @@
 """Where replicas are to be, which fit nowhere, and which leave for more important ones."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from magnetar_events.base import Later
 from magnetar_events.facts.memory import Booking
 
 
@@ -53,7 +52,6 @@ class PlacementRefused:
         message: for people.
         refusals: how many servers each rule turned down.
         examples: up to ten.
-        since: log time (ms) since which it waits without having got a replica, or since its last reservation ended.
     """
 
     model: str
@@ -62,7 +60,6 @@ class PlacementRefused:
     message: str
     refusals: tuple[Count, ...]
     examples: tuple[Candidate, ...]
-    since: int = field(default=0, metadata={Later: True})
 
 
 @dataclass(slots=True)
@@ -102,11 +99,12 @@ class ReplicasPreempted:
 
 @dataclass(slots=True)
 class ServerReserved:
-    """What becomes free on a server is kept for a version that has waited long, until it fits or until ``due``.
+    """What becomes free on a server is kept for a version that was overtaken there, until it fits or until ``due``.
 
     Attributes:
         free: bytes per device that one replica of it could have there at that moment.
-        attempt: 1 = the server where the least had to leave; 2 = the one after it, for in vain was the first reserved; …
+        attempt: of as many in a row without a replica placed.
+        since: log time (ms) since which the server is reserved for it without a break.
         due: log time (ms) at which it is looked at again.
     """
 
@@ -115,4 +113,14 @@ class ServerReserved:
     server: str
     free: int
     attempt: int
+    since: int
     due: int
+
+
+@dataclass(slots=True)
+class ReservationEnded:
+    """A server is reserved no longer, though nothing of the version was placed there: others may be."""
+
+    model: str
+    generation: int
+    server: str

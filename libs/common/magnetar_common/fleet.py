@@ -184,6 +184,11 @@ class Fleet:
         """Keep what was found out about the whole fleet as it is."""
         self._kept, self._moved = found, set()
 
+    def neighbours(self, state: State, server: Server) -> Iterable[Server]:
+        """Return the schedulable servers of a server's host, itself among them if it is one: they share its devices."""
+        self._settle(state)
+        return self._hosts.get(server.info.host, {}).values()
+
     def pool_of(self, server: Server) -> Pool:
         """Return a server's class and zone, made anew only when it says something else of itself."""
         known = self._kinds.get(server.key)

@@ -40,7 +40,8 @@ def _model_scaled(model: Model, fact: f.ModelScaled, position: int, at: int) -> 
     version = model.versions.get(model.generation)
     if version is None:
         return False
-    version.wanted, version.refused, version.claim, model.owner = fact.replicas, None, "", fact.owner
+    version.wanted, version.refused, model.owner = fact.replicas, None, fact.owner
+    _drop_claim(version)
     return True
 
 
@@ -113,7 +114,7 @@ def _replica_placed(model: Model, fact: f.ReplicaPlaced, position: int, at: int)
         fact.model, fact.generation, fact.server, R.LOAD_REQUESTED, position, at, fact.bookings, due=fact.due
     )
     version = model.versions[fact.generation]
-    version.claim, version.reservation = "", None
+    version.claim = ""
     if version.preempted and not model.missing(fact.generation):
         version.preempted = False
     return True
@@ -178,10 +179,8 @@ def _placement_refused(model: Model, fact: f.PlacementRefused, position: int, at
     version = model.versions.get(fact.generation)
     if version is None:
         return False
-    before = version.refused
-    if not (version.reserved and before is not None and fact.since == before.since):  # it goes on waiting, for the same
-        version.claim = ""
     version.refused = fact
+    _drop_claim(version)
     return True
 
 
@@ -189,7 +188,7 @@ def _placement_settled(model: Model, fact: f.PlacementSettled, position: int, at
     version = model.versions.get(fact.generation)
     if version is None:
         return False
-    version.refused, version.claim, version.preempted, version.reservation = None, "", False, None
+    version.refused, version.claim, version.preempted = None, "", False
     return True
 
 
@@ -207,6 +206,20 @@ def _server_reserved(model: Model, fact: f.ServerReserved, position: int, at: in
         return False
     version.claim, version.claimed_until, version.reservation = fact.server, fact.due, fact
     return True
+
+
+def _reservation_ended(model: Model, fact: f.ReservationEnded, position: int, at: int) -> bool:
+    version = model.versions.get(fact.generation)
+    if version is None or not version.reserved:
+        return False
+    version.claim = ""
+    return True
+
+
+def _drop_claim(version: Version) -> None:
+    """Nobody leaves for a version any more; what is reserved for it stays so, for it goes on waiting."""
+    if not version.reserved:
+        version.claim = ""
 
 
 MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
@@ -231,5 +244,6 @@ MODEL_FOLDS: dict[type, Callable[[Model, Any, int, int], bool]] = {
     f.PlacementSettled: _placement_settled,
     f.ReplicasPreempted: _replicas_preempted,
     f.ServerReserved: _server_reserved,
+    f.ReservationEnded: _reservation_ended,
 }
 """Fact about a model → what it does to it."""

@@ -74,7 +74,7 @@ class Quotas:
         staying: tenant → what of that is to stay: neither on its way out nor on a server that drains.
         wanted: tenant → what its models want together.
         needs: tenant → model → what it needs that has no place.
-        claims: server → (model, version) that replicas of lower priority leave it for.
+        claims: server → (model, version) that replicas of lower priority leave it for, or that it is reserved for.
     """
 
     used: dict[str, Amount] = field(default_factory=dict[str, Amount])
@@ -238,7 +238,10 @@ def _note_of(model: Model, wanted: Amount, *, pending: bool) -> _Noted:
         return _Noted(wanted, (), ()) if wanted != NOTHING else _NOT_NOTED
     waiting = [model.versions[generation] for generation in model.kept() if model.missing(generation)]
     needs = tuple(need_of(model, version) for version in waiting if not at_cap(version))
-    claims = tuple((version.claim, version.generation) for version in waiting if version.claim)
+    kept = (model.versions[generation] for generation in model.kept())
+    claims = tuple(
+        (version.claim, version.generation) for version in kept if version.claim and version.refused is not None
+    )
     return _Noted(wanted, needs, claims)
 
 

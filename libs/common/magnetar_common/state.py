@@ -119,7 +119,7 @@ class Version:
         claim: server that replicas of lower priority leave for it, or that is reserved for it; empty = none.
         claimed_until: log time (ms) from which that counts for nothing.
         preempted: a replica of it had to leave for another model; until all are back none leaves for it.
-        reservation: the last one since a replica of it was placed, perhaps over; None = it had none.
+        reservation: the last one, perhaps over; None = it had none.
     """
 
     generation: int

@@ -214,7 +214,11 @@ def _replicas_preempted(fact: f.ReplicasPreempted) -> str:
 
 
 def _server_reserved(fact: f.ServerReserved) -> str:
-    return f"{_of(fact)} has waited long for room: what becomes free on {fact.server} is reserved for it"
+    return f"others came where {_of(fact)} waits: what becomes free on {fact.server} is reserved for it"
+
+
+def _reservation_ended(fact: f.ReservationEnded) -> str:
+    return f"{fact.server} is reserved for {_of(fact)} no longer: others may be placed there"
 
 
 def _replica_adopted(fact: f.ReplicaAdopted) -> str:
@@ -365,6 +369,7 @@ _LINES: dict[type, Callable[[Any], str]] = {
     f.PlacementSettled: _placement_settled,
     f.ReplicasPreempted: _replicas_preempted,
     f.ServerReserved: _server_reserved,
+    f.ReservationEnded: _reservation_ended,
     f.ReplicaAdopted: _replica_adopted,
     f.ReplicaChanged: _replica_changed,
     f.ReplicaMeasured: _replica_measured,

@@ -48,6 +48,7 @@ _MORE: dict[type, Callable[[Any], int]] = {
     f.VersionFailed: lambda fact: sum(_ITEM_BYTES + _text(place) for place in fact.places),
     f.ServerDrained: lambda fact: sum(_FACT_BYTES + _text(left.reason) for left in fact.left),
     f.ServerReserved: lambda fact: len(fact.server),
+    f.ReservationEnded: lambda fact: len(fact.server),
     f.ReplicasPreempted: lambda fact: sum(_ITEM_BYTES + len(victim.model) for victim in fact.victims),
 }
 """Kind of fact → what its lists and names add."""

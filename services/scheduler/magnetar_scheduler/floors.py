@@ -14,15 +14,13 @@ from typing import NamedTuple
 
 from magnetar_common.fleet import room_for, suited_devices
 from magnetar_common.quotas import NOTHING, Amount, Need, lacking, minus, once, tenant_of
-from magnetar_common.state import Model, Server, State, Version
-from magnetar_common.transitions import R
-from magnetar_events.models import ModelSpec
+from magnetar_common.state import Server, State
 from magnetar_scheduler.draft import Draft
 
-Kept = frozenset[tuple[str, bool]]
-"""(server, whether it is its accelerators) that are kept from whoever has its floor."""
+Place = tuple[str, bool]
+"""(server, whether it is its accelerators)."""
 
-NONE: Kept = frozenset()
+Places = frozenset[Place]
 
 _Rank = tuple[int, str]
 """(bytes that are free, below zero; server): who could have a replica soonest comes first."""
@@ -58,7 +56,7 @@ class _Choice:
         unserved: shape → what found too few.
     """
 
-    def __init__(self, state: State, taken: Iterable[tuple[str, bool]] = ()) -> None:
+    def __init__(self, state: State, taken: Iterable[Place] = ()) -> None:
         self._state = state
         self.taken = set(taken)
         self._free: dict[_Shape, list[tuple[_Rank, int]]] = {}
@@ -66,7 +64,7 @@ class _Choice:
         self.least: dict[_Shape, int] = {}
         self.unserved: dict[_Shape, _Unserved] = {}
 
-    def choose(self, needs: Iterable[Need], lacks: Amount) -> tuple[Kept, Amount]:
+    def choose(self, needs: Iterable[Need], lacks: Amount) -> tuple[Places, Amount]:
         """Choose servers for the needs of one tenant, the first first; return them, and what it would still lack of its floor."""
         kept: set[tuple[str, bool]] = set()
         for need in needs:
@@ -108,7 +106,7 @@ class _Known(NamedTuple):
     """What was found out, and what of the state it follows from."""
 
     asked: list[tuple[str, Amount, dict[str, tuple[Need, ...]]]]
-    kept: dict[str, tuple[Kept, Amount]]
+    kept: dict[str, tuple[Places, Amount]]
     choice: _Choice
 
     def changed_by(self, state: State, key: str) -> bool:
@@ -128,36 +126,17 @@ class _Known(NamedTuple):
         )
 
 
-def kept_from(draft: Draft, version: Version) -> Kept:
-    """Return what is kept from one more replica of a version, for tenants that wait below their floor.
-
-    Whoever is below its own floor is kept from nothing.
-    """
-    state, tenant = draft.state, version.spec.tenant
-    if not state.tenants or draft.is_short(tenant):
-        return NONE
+def kept_for_others(draft: Draft) -> Places:
+    """Return what is kept for tenants that wait below their floor, from whoever has its own."""
     kept = draft.kept
     if kept is None:
-        kept = draft.kept = dict(_before(state))
+        kept = draft.kept = dict(_before(draft.state))
     if draft.fresh:
         _add_fresh(draft, kept)
-    return NONE.union(*(servers for name, (servers, _) in kept.items() if draft.is_short(name))) if kept else NONE
+    return Places().union(*(places for name, (places, _) in kept.items() if draft.is_short(name)))
 
 
-def takes(kept: Kept, server: Server, spec: ModelSpec) -> bool:
-    """Whether a replica on a server would take something that is kept: of the same memory, or of a limit for both."""
-    on_devices, info = spec.devices > 0, server.info
-    return (server.key, on_devices) in kept or (
-        (info.max_models > 0 or info.memory_bytes > 0) and (server.key, not on_devices) in kept
-    )
-
-
-def replaces(model: Model, version: Version) -> bool:
-    """Whether a replica takes the place of one that is lost, or drains: that is nothing more than its tenant had."""
-    return any(replica.state is R.LOST or replica.draining for replica in model.of(version.generation))
-
-
-def _before(state: State) -> dict[str, tuple[Kept, Amount]]:
+def _before(state: State) -> dict[str, tuple[Places, Amount]]:
     """Return what is kept for each tenant that waits below its floor, as things stand before a draft."""
     needs = state.quotas.needs
     asked = [
@@ -184,15 +163,15 @@ def _in_turn(needs: dict[str, tuple[Need, ...]]) -> list[Need]:
     return [needs[key][n] for _, _, key, n in ordered]
 
 
-def _add_fresh(draft: Draft, kept: dict[str, tuple[Kept, Amount]]) -> None:
+def _add_fresh(draft: Draft, kept: dict[str, tuple[Places, Amount]]) -> None:
     """Keep servers for what found no place in this draft, beside those that are kept already."""
     fresh, draft.fresh = draft.fresh, []
     for key, need in fresh:
         name = tenant_of(key)
         if key in draft.state.quotas.needs.get(name, ()) or not draft.is_short(name):
             continue
-        servers, lacks = kept.get(name) or (NONE, lacking(draft.state.tenants[name], draft.use(name)))
-        taken: AbstractSet[tuple[str, bool]] = NONE.union(*(each for each, _ in kept.values()))
+        servers, lacks = kept.get(name) or (Places(), lacking(draft.state.tenants[name], draft.use(name)))
+        taken: AbstractSet[Place] = Places().union(*(each for each, _ in kept.values()))
         more, lacks = _Choice(draft.state, taken).choose((need,), lacks)
         kept[name] = servers | more, lacks
 

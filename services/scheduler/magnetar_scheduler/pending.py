@@ -8,13 +8,13 @@ from magnetar_common.transitions import ARRIVING, LEAVING, R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.drains import say_what_is_left
-from magnetar_scheduler.floors import replaces
 from magnetar_scheduler.inputs import Continue, TimerDue
+from magnetar_scheduler.kept import replaces
 from magnetar_scheduler.leaving import let_go
 from magnetar_scheduler.preemption import give_up
 from magnetar_scheduler.reconcile import reconcile
 from magnetar_scheduler.reports import load_failed, unload_failed
-from magnetar_scheduler.reservations import renew, reserve
+from magnetar_scheduler.reservations import look_again, reserve
 from magnetar_scheduler.returns import on_due
 from magnetar_scheduler.servers import INVENTORY_LEASES
 from magnetar_scheduler.tenants import in_turn, turn_of
@@ -90,8 +90,7 @@ def _claim_due(draft: Draft, key: str, generation: int) -> None:
     model = draft.model(key)
     version = model.versions.get(generation) if model is not None else None
     if model is not None and version is not None and version.claim and version.claimed_until <= draft.at:
-        look_again = renew if version.reserved else give_up
-        look_again(draft, model, version)
+        (look_again if version.reserved else give_up)(draft, model, version)
 
 
 def _server_due(draft: Draft, server: Server) -> None:
@@ -114,7 +113,7 @@ def on_continue(draft: Draft, source: Continue) -> None:
     if draft.full or len(unsettled) >= piece:
         return
     _retry(draft, piece, source.skip)
-    if not draft.full:
+    if not (draft.full or source.skip):
         reserve(draft)
 
 
@@ -174,9 +173,9 @@ def _like(state: State, version: Version) -> tuple[object, ...]:
     """Return all of a version that placement looks at."""
     spec = version.spec
     asked = (spec.requirements, spec.runtime.kind, version.size, spec.devices, spec.gpu_types, spec.server)
-    if state.policy.preemption != "never":
+    if state.policy.preemption != "never" or state.quotas.claims:
         asked = (*asked, spec.priority)
-    return (*asked, spec.tenant) if state.tenants else asked
+    return (*asked, spec.tenant) if state.tenants or state.quotas.claims else asked
 
 
 def _tried_as(state: State, model: Model) -> object:

@@ -13,7 +13,6 @@ from magnetar_scheduler.failures import NO_MATTER_OF_ROOM, clear_away, fail, rev
 from magnetar_scheduler.leaving import let_go, order_of_leaving
 from magnetar_scheduler.placement import Placed, Refused, place
 from magnetar_scheduler.preemption import make_room, waits_for_leavers
-from magnetar_scheduler.reservations import waits_since
 from magnetar_scheduler.rollout import hand_over, restore, settle_for_fewer, step, waits_because
 
 
@@ -104,8 +103,7 @@ def _wait(draft: Draft, model: Model, version: Version, left: int, answer: Refus
     rules = {count.rule for count in answer.refusals}
     if before is None or before.missing != left or {count.rule for count in before.refusals} != rules:
         message = answer.message + waits_because(draft, model, version)
-        refusals, examples, since = answer.refusals, answer.examples, waits_since(draft, version, left)
-        draft.emit(f.PlacementRefused(model.key, version.generation, left, message, refusals, examples, since))
+        draft.emit(f.PlacementRefused(model.key, version.generation, left, message, answer.refusals, answer.examples))
 
 
 def _trim(draft: Draft, model: Model, generation: int) -> None:

@@ -1,131 +1,161 @@
-"""Reservations: what becomes free on a server is kept for a version that has waited long, so that none waits for ever.
+"""Reservations: what becomes free where others overtook a version is kept for it, so that none waits for ever.
 
-One that needs much is overtaken otherwise for as long as there are others that need less: each place that becomes free is
-too small for it, and goes to one of those. So once it has waited for the policy's ``reserveAfterMs``, the server where the
-least has still to leave is reserved for it. It stays so as long as more becomes free there; where nothing has, the next in
-that order is tried, each time for longer: none depends on a server whose replicas never leave.
+What needs much would be overtaken without end by what needs less: each place that becomes free is too small for it, and goes
+to one of those. A version was overtaken on a server where it would fit if nothing had come there since it was wanted. Once
+it is as old as the policy's ``reserveAfterMs`` the one of these servers where the least has still to leave is reserved for it.
 
-Who has a higher priority, or replaces what its tenant had, is not kept off; and few servers are reserved at a time.
+It stays reserved as long as more becomes free there, and again for as long as that went on. Where nothing does it is over: for
+as long as it lasted others have the server, and then the version has the next one in that order, for longer. So a wish that
+never fits holds nobody up, and no wish depends on a server whose replicas never leave.
 """
 
-from dataclasses import replace
+from collections import Counter
 from typing import NamedTuple
 
-from magnetar_common.fleet import room_for
-from magnetar_common.state import Model, Version
+from magnetar_common.fleet import room_on, suited_devices
+from magnetar_common.state import Model, Server, State, Version
 from magnetar_events import facts as f
+from magnetar_events.policy import Policy
 from magnetar_events.versions import SINCE
 from magnetar_scheduler.draft import Draft
+from magnetar_scheduler.kept import rule_of
 from magnetar_scheduler.placement.ask import Ask
 from magnetar_scheduler.placement.filters import Sieve
 from magnetar_scheduler.placement.site import Site
 from magnetar_scheduler.preemption import ROOM, could_do
-from magnetar_scheduler.tenants import kept
 
 SHARE = 20
-"""One schedulable server in so many is reserved at most, and one always may be: the others serve those that come."""
+"""One in so many of the servers that could hold a version is reserved at a time, and always one may be."""
+
+LONGEST = 24
+"""A reservation to which nothing more becomes free lasts so many times ``reserveAfterMs``, at most."""
+
+LOOKS = 300
+"""Servers that one entry looks at for who was overtaken, or all of them once: some milliseconds."""
 
 FREED = ROOM | {"largest-block"}
 """Rules that turn a server down for what is on it."""
 
 
 class _Waiting(NamedTuple):
-    """A version that has waited long and has nothing reserved; the smallest has a server first."""
+    """A version that may have a server reserved; the smallest has waited longest."""
 
-    less: int
     since: int
     model: str
     generation: int
 
 
-def waits_since(draft: Draft, version: Version, missing: int) -> int:
-    """Return since when (log time, ms) a version waits of which so many replicas fit nowhere now; 0 = an old log says not.
-
-    Who has got a replica meanwhile has waited no longer than who begins to.
-    """
-    if draft.state.version < SINCE[f.ServerReserved]:
-        return 0
-    before = version.refused
-    return draft.at if before is None or missing < before.missing else before.since or version.at
-
-
 def reserve(draft: Draft) -> None:
-    """Reserve servers for those that have waited longest of all that have waited long, as many as may be."""
+    """Reserve servers for versions that were overtaken. Of very many that wait some are looked at, others the next time."""
     if not draft.policy.reserve_after_ms or draft.state.version < SINCE[f.ServerReserved]:
         return
-    left, queue = _queue(draft)
-    for each in sorted(queue):
-        if left <= 0 or draft.full:
-            return
+    queue, looks = sorted(_queue(draft)), max(1, LOOKS // max(1, len(draft.state.servers)))
+    if len(queue) > looks:
+        first = draft.state.position % len(queue)
+        queue = (queue[first:] + queue[:first])[:looks]
+    for each in queue:
         model = draft.model(each.model)
-        assert model is not None
-        version = model.versions[each.generation]
-        left -= _reserve(draft, model, version, version.reservation.attempt + 1 if version.reservation else 1)
+        if draft.full or model is None:
+            return
+        _reserve(draft, model, model.versions[each.generation])
 
 
-def renew(draft: Draft, model: Model, version: Version) -> None:
-    """Look again at a reservation that is due: go on, try the next server, or let another version go first."""
-    before, refused = version.reservation, version.refused
-    if before is None or refused is None or version.generation not in model.kept():
-        draft.emit(f.PlacementSettled(model.key, version.generation))
-        return
-    attempt, server = before.attempt, before.server
-    if _free(draft, version, server) <= before.free:
-        attempt, server = attempt + 1, ""
-    left, queue = _queue(draft)
-    its_turn = server or not queue or left > 0
-    if not (draft.policy.reserve_after_ms and its_turn and _reserve(draft, model, version, attempt, server)):
-        draft.emit(replace(refused, since=draft.at))
-        reserve(draft)
+def look_again(draft: Draft, model: Model, version: Version) -> None:
+    """Go on with a reservation that is due if more has become free there meanwhile; otherwise end it."""
+    last, state = version.reservation, draft.state
+    assert last is not None
+    server = state.servers.get(last.server)
+    free = _room(state, version, server) if server is not None else -1
+    if free > last.free and draft.policy.reserve_after_ms and version.refused and version.generation in model.kept():
+        due = draft.at + max(_hold(draft.policy, last.attempt), draft.at - last.since)
+        draft.emit(f.ServerReserved(model.key, version.generation, last.server, free, last.attempt, last.since, due))
+    else:
+        draft.emit(f.ReservationEnded(model.key, version.generation, last.server))
 
 
-def _queue(draft: Draft) -> tuple[int, list[_Waiting]]:
-    """Return how many more servers may be reserved, and for whom."""
-    schedulable = draft.state.fleet.rooms(draft.state)
-    left, queue = max(1, len(schedulable) // SHARE), list[_Waiting]()
-    before = draft.at - draft.policy.reserve_after_ms
+def _hold(policy: Policy, attempt: int) -> int:
+    return policy.reserve_after_ms * min(attempt, LONGEST)
+
+
+def _queue(draft: Draft) -> list[_Waiting]:
+    """Return the versions that wait for room, are old enough, and have nothing reserved."""
+    found, policy = list[_Waiting](), draft.policy
     for key in draft.state.waiting:
         model = draft.seen(key)
         for version in [model.versions[generation] for generation in model.kept()] if model is not None else ():
-            refused = version.refused
-            if refused is None:
+            last, since, due = version.reservation, version.at, version.at + policy.reserve_after_ms
+            if version.refused is None or (version.claim and not (version.reserved and _is_gone(draft, version.claim))):
                 continue
-            if version.claim and (not version.reserved or version.claim in schedulable):
-                left -= version.reserved
-                continue
-            since = refused.since or version.at
-            if since <= before and not FREED.isdisjoint(count.rule for count in refused.refusals):
-                queue.append(_Waiting(-version.spec.priority, since, key, version.generation))
-    return left, queue
+            if last is not None:
+                since = last.due
+                due = 0 if version.claim or _got_one(model, version, last) else since + _hold(policy, last.attempt)
+            if due <= draft.at and not FREED.isdisjoint(count.rule for count in version.refused.refusals):
+                found.append(_Waiting(since, key, version.generation))
+    return found
 
 
-def _reserve(draft: Draft, model: Model, version: Version, attempt: int, server: str = "") -> bool:
-    """Reserve a server, by default the one whose turn it is at this attempt; return whether there is one."""
-    servers = _in_order(draft, model, version)
-    if server not in servers:
-        server = servers[(attempt - 1) % len(servers)] if servers else ""
-    if server:
-        free, due = _free(draft, version, server), draft.at + attempt * draft.policy.reserve_after_ms
-        draft.emit(f.ServerReserved(model.key, version.generation, server, free, attempt, due))
-    return bool(server)
+def _is_gone(draft: Draft, key: str) -> bool:
+    server = draft.server(key)
+    return server is None or server.lost or server.closed
 
 
-def _in_order(draft: Draft, model: Model, version: Version) -> list[str]:
-    """Return the servers that would take a replica if others left, most free first; none if it needs to wait for nobody."""
-    ask, servers, found = Ask(draft, model, version), draft.state.servers, list[tuple[int, str]]()
+def _got_one(model: Model | None, version: Version, last: f.ServerReserved) -> bool:
+    return model is not None and (version.generation, last.server) in model.replicas
+
+
+def _reserve(draft: Draft, model: Model, version: Version) -> None:
+    servers, last = _overtaken(draft, model, version), version.reservation
+    if servers:
+        attempt = 1 if last is None or _got_one(model, version, last) else last.attempt + 1
+        free, server = servers[(attempt - 1) % len(servers)]
+        due = draft.at + _hold(draft.policy, attempt)
+        draft.emit(f.ServerReserved(model.key, version.generation, server, -free, attempt, draft.at, due))
+
+
+def _overtaken(draft: Draft, model: Model, version: Version) -> list[tuple[int, str]]:
+    """Return (bytes free, below zero; server) of those where a version was overtaken, the most free first.
+
+    None if it need not wait, or if as many servers as may be are reserved of those that could hold it.
+    """
+    ask, state = Ask(draft, model, version), draft.state
     ask.apart = ask.apart and draft.policy.anti_affinity != "soft"
-    sieve = Sieve(ask)
+    sieve, found, could, reserved = Sieve(ask), list[tuple[int, str]](), 0, 0
     if sieve.against_all():
         return []
-    for key in draft.state.fleet.rooms(draft.state):
-        rule = sieve.against(Site(ask, servers[key]))
+    for key in state.fleet.rooms(state):
+        server = state.servers[key]
+        rule = sieve.against(Site(ask, server))
         if not rule:
             return []
-        if rule in FREED and could_do(ask, servers[key]) and not kept(draft, model, version, servers[key], ask.kept):
-            found.append((-_free(draft, version, key), key))
-    return [key for _, key in sorted(found)]
+        if rule not in FREED or not could_do(ask, server):
+            continue
+        could += 1
+        if rule_of(ask.kept, server, version.spec):
+            reserved += 1
+        elif _room(state, version, server, alone=True) >= version.size:
+            found.append((-_room(state, version, server), key))
+    return sorted(found) if reserved < max(1, could // SHARE) else []
 
 
-def _free(draft: Draft, version: Version, server: str) -> int:
-    """Return the bytes per device that a replica could have on a server before this draft; -1 = none."""
-    return room_for(draft.state.fleet.rooms(draft.state).get(server, ()), version.spec.devices)
+def _room(state: State, version: Version, server: Server, *, alone: bool = False) -> int:
+    """Return the bytes per device that a replica of a version could have on a server before this draft; -1 = none.
+
+    Args:
+        state: has the books.
+        version: whose devices count.
+        server: any.
+        alone: as if nothing were there that came after the version, nor what is to give its memory back.
+    """
+    spec, info, freed, booked, held = version.spec, server.info, Counter[str](), server.booked, len(server.replicas)
+    for neighbour in state.fleet.neighbours(state, server) if alone else ():
+        later = [replica for replica in neighbour.replicas.values() if replica.position > version.position]
+        held -= len(later) if neighbour is server else 0
+        for booking in (booking for each in (*later, *neighbour.awaited.values()) for booking in each.bookings):
+            freed[booking.device] += booking.bytes
+            booked -= booking.bytes if neighbour is server else 0
+    devices, count = suited_devices(server, spec.devices, spec.gpu_types), spec.devices or 1
+    rooms = sorted((room_on(state, server, device) + freed[device.uuid] for device in devices), reverse=True)
+    if len(rooms) < count or 0 < info.max_models <= held:
+        return -1
+    promised = info.memory_bytes * (100 + info.over_commit_percent) // 100
+    return min(rooms[count - 1], (promised - booked) // count) if promised else rooms[count - 1]

@@ -1,4 +1,4 @@
-"""Tenants: the cap that a placement must not pass, the servers kept for who waits below its floor, and whose turn it is.
+"""Tenants: the cap that a placement must not pass, and whose turn it is.
 
 The books (:mod:`magnetar_common.quotas`) say at once what a tenant has. A cap counts every replica that is there, those
 of an old version while the new one loads, too: nothing passes it but what is found on servers, and what was there when
@@ -10,19 +10,14 @@ from heapq import heapify, heappop, heappush
 from math import inf
 
 from magnetar_common.amounts import amount
-from magnetar_common.quotas import TENANT_FLOOR, Amount, cost, minus, plus, tenant_of, times
-from magnetar_common.state import Model, Server, Version
+from magnetar_common.quotas import Amount, cost, minus, plus, tenant_of, times
+from magnetar_common.state import Model, Version
 from magnetar_events import facts as f
 from magnetar_events.models import ModelSpec
 from magnetar_events.requests import DeleteTenant, SetTenant
 from magnetar_events.tenants import Tenant
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.floors import Kept, replaces, takes
 from magnetar_scheduler.refusal import Refusal
-
-CLAIMED, RESERVED = "claimed", "reserved"
-"""Rules that keep a server for a model that others leave it for, and for one that has waited long."""
-
 
 # --- the cap ----------------------------------------------------------------------------------------------------------
 
@@ -85,43 +80,6 @@ def check_wish(draft: Draft, model: str, spec: ModelSpec, replicas: int, size: i
                 f"and {shown(wanted)} is wanted of {model}"
             )
             raise Refusal("TENANT_QUOTA", "event", message)
-
-
-# --- what is kept for others ---------------------------------------------------------------------------------------------
-
-
-def kept(draft: Draft, model: Model, version: Version, server: Server, floors: Kept) -> str:
-    """Return the rule by which a server is kept from a version, or an empty string.
-
-    What others leave for a more important model is kept from all but it, and who waits below its floor; what is reserved
-    for one that has waited long not from higher priorities either, nor from what replaces something that its tenant had.
-
-    Args:
-        draft: so far.
-        model: of which one more replica is to be placed.
-        version: of it.
-        server: one that is schedulable.
-        floors: from :func:`magnetar_scheduler.floors.kept_from`.
-    """
-    claims = (*draft.state.quotas.claims.get(server.key, ()), *draft.claims.get(server.key, ()))
-    if claims and not draft.is_short(version.spec.tenant):
-        rules = {_against(draft, model, version, *claim, server.key) for claim in claims}
-        if rules != {""}:
-            return CLAIMED if CLAIMED in rules else RESERVED
-    return TENANT_FLOOR if floors and takes(floors, server, version.spec) else ""
-
-
-def _against(draft: Draft, model: Model, version: Version, key: str, generation: int, server: str) -> str:
-    """Return the rule by which a claim keeps a server from a version, or an empty string."""
-    if (key, generation) == (model.key, version.generation):
-        return ""
-    claimant = draft.seen(key)
-    claim = claimant.versions.get(generation) if claimant is not None and not claimant.deleted else None
-    if claim is None or claim.claim != server or claim.refused is None or draft.at >= claim.claimed_until:
-        return ""
-    if not claim.reserved:
-        return CLAIMED
-    return "" if version.spec.priority > claim.spec.priority or replaces(model, version) else RESERVED
 
 
 # --- whose turn it is -------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from magnetar_common.fleet import Zone
 from magnetar_common.state import Model, Version
 from magnetar_common.transitions import LIVE
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.floors import Kept, kept_from
+from magnetar_scheduler.kept import Kept, kept_from
 
 SPREAD = 2
 """Fold version since which replicas keep apart by host and zone; a log of version 1 is decided as it was."""
@@ -29,15 +29,13 @@ class Ask:
         apart: no host of these may be taken.
         cached: servers that have the artifact, as far as is known: those that hold another version of it, and the few
             that the model remembers.
-        claimed: whether some server is being cleared for a model of higher priority.
-        kept: what is kept from it for tenants that wait below their floor.
+        kept: what is kept from it for others.
         told: what a filter that turns every server down says instead of its rule's sentence.
     """
 
     __slots__ = (
         "apart",
         "cached",
-        "claimed",
         "count",
         "draft",
         "hosts",
@@ -64,8 +62,7 @@ class Ask:
         if model.replicas and draft.state.version >= SPREAD:
             self._keep_apart()
         self.apart = bool(self.hosts) and self.policy.anti_affinity != "server"
-        self.claimed = bool(draft.claims or draft.state.quotas.claims)
-        self.kept: Kept = kept_from(draft, version)
+        self.kept: Kept = kept_from(draft, model, version)
         self.told = ""
         self.cached = dict.fromkeys(self._holders()) if version.digest else {}
 
@@ -90,7 +87,6 @@ class Ask:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing of the model's own, nothing of this draft's and no claim can stand in its way."""
+        """Whether nothing of the model's own and nothing of this draft's can stand in its way."""
         draft, version = self.draft, self.version
-        mine = draft.placed or draft.loading or version.places or any(self.model.of(version.generation))
-        return not (mine or self.claimed)
+        return not (draft.placed or draft.loading or version.places or any(self.model.of(version.generation)))

@@ -10,7 +10,7 @@ from magnetar_common.fleet import Rank, room_for
 from magnetar_common.state import Model, Server, Version
 from magnetar_events.facts import Booking, Candidate, Count, PlacementRefused
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.floors import NONE, replaces
+from magnetar_scheduler.kept import but_for_replacements, replaces
 from magnetar_scheduler.placement.ask import Ask
 from magnetar_scheduler.placement.filters import PASSING, RULES, Sieve
 from magnetar_scheduler.placement.scorers import Scale
@@ -119,7 +119,7 @@ class Search:
             ask.apart = False
             self._look_around()
         if not self._found and ask.kept and replaces(ask.model, ask.version):
-            ask.kept = NONE
+            ask.kept = but_for_replacements(ask.kept)
             self._look_around()
         self._found.sort()
         return self._found
@@ -209,7 +209,7 @@ def _refuse(ask: Ask, sieve: Sieve) -> Refused:
     spec, policy, state = ask.spec, ask.policy, ask.draft.state
     known = state.fleet.refusals(state)
     asked = (spec.server, spec.runtime.kind, spec.requirements, spec.devices, spec.gpu_types, ask.size)
-    asked = (*asked, policy.utilisation_limit, policy.loads_per_server, ask.kept)
+    asked = (*asked, policy.utilisation_limit, policy.loads_per_server, frozenset(ask.kept.items()))
     if asked not in known:
         known[asked] = _refused(ask, sieve)
     return known[asked]

@@ -2,6 +2,7 @@
 
 from magnetar_common.quotas import TENANT_FLOOR, TENANT_QUOTA
 from magnetar_scheduler import tenants
+from magnetar_scheduler.kept import CLAIMED, RESERVED, rule_of
 from magnetar_scheduler.placement.ask import Ask
 from magnetar_scheduler.placement.filters.filter import Filter, Scope
 from magnetar_scheduler.placement.site import Site
@@ -9,8 +10,8 @@ from magnetar_scheduler.placement.site import Site
 CAP = {TENANT_QUOTA: "not asked, for the tenant is at its cap"}
 KEPT = {
     TENANT_FLOOR: "kept for a tenant that waits below its floor",
-    tenants.CLAIMED: "being cleared for a model of higher priority",
-    tenants.RESERVED: "reserved for a model that has waited longer",
+    CLAIMED: "being cleared for a model of higher priority",
+    RESERVED: "reserved for a model that has waited longer",
 }
 
 TENANTS = frozenset((*CAP, *KEPT))
@@ -26,9 +27,8 @@ def against_all(ask: Ask) -> str:
 
 def against(site: Site) -> str:
     """Look for who goes before."""
-    ask = site.ask
-    return tenants.kept(ask.draft, ask.model, ask.version, site.server, ask.kept)
+    return rule_of(site.ask.kept, site.server, site.ask.spec)
 
 
 TENANT_CAP = Filter(Scope.CLUSTER, CAP, against_all, when=lambda ask: ask.draft.state.tenants)
-TENANT_KEPT = Filter(Scope.SERVER, KEPT, against, when=lambda ask: ask.claimed or ask.kept)
+TENANT_KEPT = Filter(Scope.SERVER, KEPT, against, when=lambda ask: ask.kept)
