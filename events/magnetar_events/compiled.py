@@ -18,9 +18,6 @@ Write = Callable[[Any, bytearray], None]
 Read = Callable[[bytes, int], tuple[Any, int]]
 """From bytes and a place in them to a record and the place after it."""
 
-_SMALL = [bytes([2 * n]) for n in range(64)]
-"""Number → its one byte."""
-
 _DOUBLE = struct.Struct("<d")
 
 
@@ -39,6 +36,10 @@ def _varint(number: int) -> bytes:
         rest >>= 7
     out.append(rest)
     return bytes(out)
+
+
+_SMALL = [_varint(number) for number in range(8192)]
+"""Number → its one or two bytes."""
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
@@ -98,20 +99,20 @@ def _write(source: "_Source", annotation: Any, value: str, depth: int) -> None:
     annotation = plain(annotation)
     origin, line = get_origin(annotation), source.line
     if annotation is str or origin is Literal or is_enum(annotation):
-        line(depth, f"s = {value}.encode(); n = len(s); w += (small[n] if n < 64 else varint(n)) + s")
+        line(depth, f"s = {value}.encode(); n = len(s); w += (small[n] if n < 8192 else varint(n)) + s")
     elif annotation is bytes:
-        line(depth, f"s = {value}; n = len(s); w += (small[n] if n < 64 else varint(n)) + s")
+        line(depth, f"s = {value}; n = len(s); w += (small[n] if n < 8192 else varint(n)) + s")
     elif annotation is bool:
         line(depth, f"w.append(1 if {value} else 0)")
     elif annotation is int:
-        line(depth, f"n = {value}; w += small[n] if 0 <= n < 64 else varint(n)")
+        line(depth, f"n = {value}; w += small[n] if 0 <= n < 8192 else varint(n)")
     elif annotation is float:
         line(depth, f"w += double({value})")
     elif origin in (tuple, list, dict):
         each, items = f"x{depth}", f"c{depth}"
         line(depth, f"{items} = {value}")
         line(depth, f"if {items}:")
-        line(depth + 1, f"n = len({items}); w += small[n] if n < 64 else varint(n)")
+        line(depth + 1, f"n = len({items}); w += small[n] if n < 8192 else varint(n)")
         if origin is dict:
             line(depth + 1, f"for k{depth}, {each} in {items}.items():")
             _write(source, str, f"k{depth}", depth + 2)
