@@ -10,9 +10,14 @@ import struct
 import types
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args, get_origin
+
+from pydantic_core import PydanticUndefined
 
 from magnetar_events.avro import NAMESPACE, fields_of, is_enum, is_record, members_of, plain
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Write = Callable[[Any, bytearray], None]
 Read = Callable[[bytes, int], tuple[Any, int]]
@@ -249,6 +254,19 @@ def _maker(cls: type, raw: bool) -> Callable[..., Any]:
         "names": {f.name for f in fields},
     }
     return source.compile(f"def f({names}):", scope)
+
+
+def trusted(cls: Callable[P, R]) -> Callable[P, R]:
+    """Return what makes a pydantic record of its fields without validation, in a tenth of the time: for our own values."""
+    fields = fields_of(cast("type[Any]", cls))
+    required = [field.name for field in fields if field.default is PydanticUndefined]
+    source = _Source()
+    optional = [
+        f"{field.name}={source.bind(field.default)}" for field in fields if field.default is not PydanticUndefined
+    ]
+    make = source.bind(_maker(cast("type[Any]", cls), raw=False))
+    source.line(1, f"return {make}({', '.join(field.name for field in fields)})")
+    return source.compile(f"def f(*, {', '.join(required + optional)}):", {})
 
 
 # --- source -----------------------------------------------------------------------------------------------------------
