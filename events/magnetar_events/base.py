@@ -4,6 +4,7 @@ Python attributes are snake_case; on the wire, in manifests and in JSON every fi
 """
 
 import re
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -64,6 +65,7 @@ def _printable(value: str) -> str:
     return value
 
 
+@lru_cache(4096)  # most texts, such as a server's name, come with every message
 def _open(value: str) -> str:
     """Let a printable text pass that may be kept: one function for both, as nearly every field of every input passes it."""
     if not value.isprintable():

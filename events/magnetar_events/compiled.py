@@ -10,16 +10,18 @@ import struct
 import types
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, cast, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, cast, get_args, get_origin
+
+from pydantic_core import PydanticUndefined
 
 from magnetar_events.avro import NAMESPACE, fields_of, is_enum, is_record, members_of, plain
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Write = Callable[[Any, bytearray], None]
 Read = Callable[[bytes, int], tuple[Any, int]]
 """From bytes and a place in them to a record and the place after it."""
-
-_SMALL = [bytes([2 * n]) for n in range(64)]
-"""Number → its one byte."""
 
 _DOUBLE = struct.Struct("<d")
 
@@ -39,6 +41,10 @@ def _varint(number: int) -> bytes:
         rest >>= 7
     out.append(rest)
     return bytes(out)
+
+
+_SMALL = [_varint(number) for number in range(8192)]
+"""Number → its one or two bytes."""
 
 
 def _long(data: bytes, at: int) -> tuple[int, int]:
@@ -98,20 +104,20 @@ def _write(source: "_Source", annotation: Any, value: str, depth: int) -> None:
     annotation = plain(annotation)
     origin, line = get_origin(annotation), source.line
     if annotation is str or origin is Literal or is_enum(annotation):
-        line(depth, f"s = {value}.encode(); n = len(s); w += (small[n] if n < 64 else varint(n)) + s")
+        line(depth, f"s = {value}.encode(); n = len(s); w += (small[n] if n < 8192 else varint(n)) + s")
     elif annotation is bytes:
-        line(depth, f"s = {value}; n = len(s); w += (small[n] if n < 64 else varint(n)) + s")
+        line(depth, f"s = {value}; n = len(s); w += (small[n] if n < 8192 else varint(n)) + s")
     elif annotation is bool:
         line(depth, f"w.append(1 if {value} else 0)")
     elif annotation is int:
-        line(depth, f"n = {value}; w += small[n] if 0 <= n < 64 else varint(n)")
+        line(depth, f"n = {value}; w += small[n] if 0 <= n < 8192 else varint(n)")
     elif annotation is float:
         line(depth, f"w += double({value})")
     elif origin in (tuple, list, dict):
         each, items = f"x{depth}", f"c{depth}"
         line(depth, f"{items} = {value}")
         line(depth, f"if {items}:")
-        line(depth + 1, f"n = len({items}); w += small[n] if n < 64 else varint(n)")
+        line(depth + 1, f"n = len({items}); w += small[n] if n < 8192 else varint(n)")
         if origin is dict:
             line(depth + 1, f"for k{depth}, {each} in {items}.items():")
             _write(source, str, f"k{depth}", depth + 2)
@@ -248,6 +254,19 @@ def _maker(cls: type, raw: bool) -> Callable[..., Any]:
         "names": {f.name for f in fields},
     }
     return source.compile(f"def f({names}):", scope)
+
+
+def trusted(cls: Callable[P, R]) -> Callable[P, R]:
+    """Return what makes a pydantic record of its fields without validation, in a tenth of the time: for our own values."""
+    fields = fields_of(cast("type[Any]", cls))
+    required = [field.name for field in fields if field.default is PydanticUndefined]
+    source = _Source()
+    optional = [
+        f"{field.name}={source.bind(field.default)}" for field in fields if field.default is not PydanticUndefined
+    ]
+    make = source.bind(_maker(cast("type[Any]", cls), raw=False))
+    source.line(1, f"return {make}({', '.join(field.name for field in fields)})")
+    return source.compile(f"def f(*, {', '.join(required + optional)}):", {})
 
 
 # --- source -----------------------------------------------------------------------------------------------------------

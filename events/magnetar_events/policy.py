@@ -55,7 +55,8 @@ class Policy(Wire):
         heartbeat_ms: how often an agent publishes its record.
         lease_ms: a server silent for this long is lost; three heartbeats.
         reading_stale_ms: a device reading older than this is distrusted: nothing new is placed there.
-        reading_delta: a change of free memory, as a share of the total, that is worth a fact.
+        reading_delta: a change of free memory, as a share of the total, that is worth a fact; a tenth of it after a load or
+            unload.
         utilisation_limit: devices busier than this share take nothing new.
         hold_ms: how much longer leases are after a fault of our own or of the broker.
         evictions_per_minute: servers declared lost per minute, at least.

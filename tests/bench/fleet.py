@@ -1,8 +1,8 @@
 """Many simulated agents in one process, as cheap as can be: they would be on other machines.
 
 ``python -m tests.bench.fleet AGENTS URL ADMIN_URL TENANT`` registers them, sends their heartbeats and obeys their commands at
-once, as agents do: ModelLoading, then ModelLoaded. It writes lines for whoever measures: ``up`` once all are
-registered, then ``term TERM SECONDS`` (monotonic) for the first load commanded in each term. On SIGUSR1 all register
+once. Of what is over so soon an agent reports only that it is. It writes lines for whoever measures: ``up`` once all
+are registered, then ``term TERM SECONDS`` (monotonic) for the first load commanded in each term. On SIGUSR1 all register
 again at once.
 """
 
@@ -121,11 +121,9 @@ class Fleet:
                 print(f"term {command.term} {time.monotonic()}", flush=True)
             digest = wanted.artifact_digest or "a" * 64
             agent.loaded[wanted.model, wanted.generation] = digest
-            self._report(agent, r.ModelLoading(**of))
             self._report(agent, r.ModelLoaded(**of, digest=digest))
         else:
             agent.loaded.pop((wanted.model, wanted.generation), None)
-            self._report(agent, r.ModelUnloading(**of))
             self._report(agent, r.ModelUnloaded(**of))
         agent.digest = ""
 

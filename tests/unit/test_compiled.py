@@ -10,6 +10,7 @@ from fastavro.utils import generate_many
 
 from magnetar_events import AGENT_EVENT, COMMAND, ENTRY, MODEL_EVENT, ROUTE, SERVICE_RECORD, compiled, schemas
 from magnetar_events.codec import Codec, Undecodable
+from magnetar_events.commands import Command, LoadModel
 
 CODECS: list[Codec[Any]] = [AGENT_EVENT, COMMAND, ENTRY, MODEL_EVENT, ROUTE, SERVICE_RECORD]
 
@@ -97,3 +98,22 @@ def test_a_number_of_more_than_64_bits_is_not_written() -> None:
     entry.at = 2**63
     with pytest.raises(OverflowError):
         ENTRY.encode(entry)
+
+
+def test_a_trusted_record_is_equal_to_the_validated_one() -> None:
+    """Defaults too, and the bytes are the same."""
+    fields: dict[str, Any] = {"model": "default/iris", "generation": 1, "storage_uri": "file:///models/iris"}
+    load = compiled.trusted(LoadModel)(**fields)
+    assert load == LoadModel(**fields)
+    of: dict[str, Any] = {
+        "cluster": "c",
+        "server": "s",
+        "replica": 0,
+        "incarnation": "one",
+        "term": 1,
+        "position": 9000,
+    }
+    command = compiled.trusted(Command)(**of, command=load)
+    assert COMMAND.encode(command) == COMMAND.encode(Command(**of, command=LoadModel(**fields)))
+    with pytest.raises(TypeError):
+        compiled.trusted(Command)(command=load)  # type: ignore[call-arg]

@@ -1,6 +1,7 @@
 """The leader's eye on the registry: a reading is trusted for as long as the policy says, whoever is at fault."""
 
 from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
@@ -8,13 +9,17 @@ from magnetar_common.bus import MessageId
 from magnetar_common.bus.memory import MemoryBroker, MemoryBus
 from magnetar_common.probe import Probe
 from magnetar_events.entry import Input
+from magnetar_events.models import index_digest
+from magnetar_events.records import Device
 from magnetar_scheduler import inputs as i
 from magnetar_scheduler.inputs import understand
 from magnetar_scheduler.watch import Watch
-from tests.support.world import World, record
+from tests.support.world import MIB, World, record, spec
 
 BEGAN = 1_000.0
 TICK_S = 0.25
+PLACES = count(1)
+"""Of messages on the registry."""
 
 
 @pytest.fixture
@@ -103,3 +108,41 @@ def test_a_version_that_failed_elsewhere_does_not_fail_for_readings_that_are_too
     (other,) = {"a", "b"} - {key.server.split("/")[1]}
     world.feed(i.ReadingChanged(record(other)), Input("reading"))
     assert (1, f"local/{other}/0") in world.states()
+
+
+def index_of(*names: str) -> str:
+    return index_digest(names)
+
+
+def beats(world: World, watch: Watch, *digests: str, free: int = 1000 * MIB) -> list[str]:
+    """Hear heartbeats of a server with these digests, and record them; return what each was, as a kind of input."""
+    found: list[str] = []
+    for digest in digests:
+        cpu = Device(uuid="cpu", kind="cpu", total=1000 * MIB, free=free, largest_free=free)
+        source = watch.hear("a/0/one", record("a", digest=digest, devices=(cpu,)), MessageId(1, next(PLACES)), BEGAN)
+        found.append(source.kind if source is not None else "")
+        if source is not None:
+            world.feed(understand(source), source)
+    return found
+
+
+def test_an_index_that_is_as_the_state_says_is_no_news(watch: Watch, world: World) -> None:
+    """Else every load would leave two entries; one that is not is asked about, also if it is again as it was at first."""
+    iris = index_of("default_iris_1")
+    world.deploy(spec("iris", server="a"))
+    assert beats(world, watch, index_of(), index_of("default_other_1")) == ["", ""], "a load is in flight"
+    world.answer()
+    assert beats(world, watch, iris, iris) == ["", ""]
+    assert not world.state.asked
+    assert beats(world, watch, index_of(), index_of()) == ["reading", ""]
+    assert "local/a/0" in world.state.asked
+
+
+def test_after_a_load_less_memory_is_news(watch: Watch, world: World) -> None:
+    """What a model took counts in placement before it is a twentieth of the device."""
+    iris = index_of("default_iris_1")
+    world.deploy(spec("iris", server="a"))
+    world.answer()
+    assert beats(world, watch, iris, free=999 * MIB) == [""]
+    assert beats(world, watch, iris, iris, free=990 * MIB) == ["reading", ""]
+    assert beats(world, watch, iris, free=980 * MIB) == [""]

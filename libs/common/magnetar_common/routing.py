@@ -4,20 +4,23 @@ from magnetar_common.state import Model, State
 from magnetar_common.status import model_status
 from magnetar_common.transitions import R
 from magnetar_events import ROUTE
+from magnetar_events.compiled import trusted
 from magnetar_events.models import served_name
 from magnetar_events.routes import Endpoint, Route, RouteTarget
+
+_route, _target, _endpoint = trusted(Route), trusted(RouteTarget), trusted(Endpoint)
 
 
 def route_of(state: State, model: Model) -> Route:
     """Return a model's route as of the state's position. Replicas are in order of server."""
     targets = tuple(
-        RouteTarget(
+        _target(
             generation=target.generation, weight=target.weight, endpoints=_endpoints(state, model, target.generation)
         )
         for target in model.traffic
     )
     note = "" if any(target.endpoints for target in targets) else model_status(model).reason[:512]
-    return Route(
+    return _route(
         model=model.key,
         tenant=model.key.partition("/")[0],
         term=state.term,
@@ -34,7 +37,7 @@ def _endpoints(state: State, model: Model, generation: int) -> tuple[Endpoint, .
             server = state.servers[replica.server]
             info = server.info
             found.append(
-                Endpoint(
+                _endpoint(
                     server=replica.server,
                     host=server.record.address.host,
                     http_port=replica.http_port or info.http_port,

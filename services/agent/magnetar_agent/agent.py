@@ -207,7 +207,7 @@ class Agent:
             return  # the newer command for this version waits behind this one, and will be answered
         loading = isinstance(wanted, LoadModel)
         begun = ModelLoading if loading else ModelUnloading
-        self._reporter.report(begun(model=wanted.model, generation=wanted.generation, position=position))
+        self._reporter.begun(begun(model=wanted.model, generation=wanted.generation, position=position))
         self._await_server()
         if self._stopping.is_set():
             return

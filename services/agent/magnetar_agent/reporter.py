@@ -1,6 +1,7 @@
 """Reports to the scheduler: numbered, in order, none lost while the broker is away."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -15,10 +16,13 @@ from magnetar_common.topics import AGENT_EVENTS
 from magnetar_events import AGENT_EVENT, AgentEvent, schemas, versions
 from magnetar_events.cloudevents import of_report
 from magnetar_events.codec import FINGERPRINT
-from magnetar_events.reports import ReportKind
+from magnetar_events.reports import ModelLoading, ModelUnloading, ReportKind
 
 MAX_WAITING = 10_000
 """Reports kept while the broker is away. Beyond it the oldest are dropped, and the inventory is reported instead."""
+
+BEGUN_S = 0.25
+"""What is over within this time (seconds) is reported once, when it is: that it had begun would be news for nobody."""
 
 _log = structlog.get_logger(__name__)
 
@@ -44,6 +48,8 @@ class Reporter:
         self._envelope = envelope
         self._overflowed = overflowed
         self._waiting: deque[AgentEvent] = deque()
+        self._begun: dict[int, tuple[float, ReportKind]] = {}
+        """Position of a command → when it is to be said that it was taken up (monotonic seconds), and how."""
         self._changed = threading.Condition()
         self._closing = False
         self.dropped = 0
@@ -61,13 +67,16 @@ class Reporter:
     def report(self, report: ReportKind) -> int:
         """Queue a report; return its number."""
         with self._changed:
-            self.number += 1
-            self._waiting.append(self._envelope(self.number, report))
-            if len(self._waiting) > MAX_WAITING:
-                self._drop_oldest()
-            REPORTS_WAITING.set(len(self._waiting))
+            self._begun.pop(getattr(report, "position", -1), None)
+            self._queue(report)
             self._changed.notify_all()
             return self.number
+
+    def begun(self, report: ModelLoading | ModelUnloading) -> None:
+        """Queue a report in a while, unless what it says has begun is over by then."""
+        with self._changed:
+            self._begun[report.position] = (time.monotonic() + BEGUN_S, report)
+            self._changed.notify_all()
 
     def check(self) -> tuple[bool, str]:
         """Return whether reports reach the broker, and what is lost if not, for ``/readyz``."""
@@ -118,8 +127,26 @@ class Reporter:
     def _next(self) -> AgentEvent | None:
         """Wait for a report; None once there is none and no more will come. It stays in the queue until it is sent."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
+            while not self._waiting and not self._closing:
+                self._changed.wait(self._until_begun())
             return self._waiting[0] if self._waiting else None
+
+    def _until_begun(self) -> float | None:
+        """Queue what has begun and lasts; return the seconds until there may be more, None if there is none."""
+        now = time.monotonic()
+        for position, (due, report) in list(self._begun.items()):
+            if due > now:
+                return due - now
+            del self._begun[position]
+            self._queue(report)
+        return 0 if self._waiting else None
+
+    def _queue(self, report: ReportKind) -> None:
+        self.number += 1
+        self._waiting.append(self._envelope(self.number, report))
+        if len(self._waiting) > MAX_WAITING:
+            self._drop_oldest()
+        REPORTS_WAITING.set(len(self._waiting))
 
     def _drop_oldest(self) -> None:
         lost = self._waiting.popleft()

@@ -4,6 +4,9 @@ from magnetar_common.state import Replica, Server, State
 from magnetar_common.topics import commands_topic
 from magnetar_events import Command
 from magnetar_events.commands import CommandKind, LoadModel, ReportInventory, UnloadModel
+from magnetar_events.compiled import trusted
+
+_command, _load, _unload = trusted(Command), trusted(LoadModel), trusted(UnloadModel)
 
 
 def command_topic(server: Server) -> str:
@@ -18,11 +21,11 @@ def replica_command(state: State, term: int, replica: Replica) -> Command | None
         return None
     wanted: CommandKind
     if kind == "UnloadModel":
-        wanted = UnloadModel(model=replica.model, generation=replica.generation)
+        wanted = _unload(model=replica.model, generation=replica.generation)
     else:
         version = state.models[replica.model].versions[replica.generation]
         spec = version.spec
-        wanted = LoadModel(
+        wanted = _load(
             model=replica.model,
             generation=replica.generation,
             storage_uri=spec.storage_uri,
@@ -48,7 +51,7 @@ def inventory_command(state: State, term: int, server: str) -> Command | None:
 
 def _envelope(server: Server, term: int, position: int, wanted: CommandKind) -> Command:
     info = server.info
-    return Command(
+    return _command(
         cluster=info.cluster,
         server=info.server,
         replica=info.replica,

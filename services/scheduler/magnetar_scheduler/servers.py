@@ -16,6 +16,10 @@ INVENTORY_LEASES = 5
 """A server that is there and does not say what it holds is lost after this many leases."""
 
 
+AFTER_LOAD = 0.1
+"""Memory that moves by this share of the policy's ``readingDelta`` is worth a fact when the index is another, too."""
+
+
 def on_registry_changed(draft: Draft, source: RegistryChanged) -> None:
     """Compare an instance's record, or its absence, with what the state says of that server."""
     record = source.record
@@ -96,9 +100,9 @@ def reading_differs(server: Server, info: ServerInfo, delta: float, limit: float
     """Whether a heartbeat's readings differ enough from the logged ones to be worth a fact.
 
     They do when memory moves by ``delta`` of the total, an accelerator's utilisation crosses ``limit``, a device comes,
-    goes or fails, the digest of the index changes, or the logged reading was stale.
+    goes or fails, or the logged reading was stale.
     """
-    if server.stale or info.digest != server.digest or len(info.devices) != len(server.devices):
+    if server.stale or len(info.devices) != len(server.devices):
         return True
     for device in info.devices:
         old = server.devices.get(device.uuid)
@@ -113,9 +117,13 @@ def reading_differs(server: Server, info: ServerInfo, delta: float, limit: float
 
 
 def is_news(state: State, server: Server, info: ServerInfo, at: int) -> bool:
-    """Whether a heartbeat's readings are worth a fact: they differ, or they show memory that is awaited."""
+    """Whether a heartbeat's readings are worth a fact: they differ, or they show memory that is awaited.
+
+    After something was loaded or unloaded less of a difference is enough: what it took is not read by chance.
+    """
     policy = state.policy
-    differ = reading_differs(server, info, policy.reading_delta, policy.utilisation_limit)
+    delta = policy.reading_delta * (AFTER_LOAD if info.digest != server.digest else 1)
+    differ = reading_differs(server, info, delta, policy.utilisation_limit)
     return differ or bool(shown(state, server, info.devices, at))
 
 

@@ -19,6 +19,8 @@ from magnetar_common.topics import SERVICE_REGISTRY
 from magnetar_events import SERVICE_RECORD, ServiceRecord
 from magnetar_events.codec import FINGERPRINT
 from magnetar_events.entry import Input
+from magnetar_events.records import ServerInfo
+from magnetar_scheduler.inventory import expected_digest
 from magnetar_scheduler.journal import from_record
 from magnetar_scheduler.servers import news
 
@@ -54,6 +56,8 @@ class Watch:
     ) -> None:
         self._state = state
         self._skewed: set[str] = set()
+        self._looked_at: dict[str, str] = {}
+        """Instance → the last digest of its index that was compared with the state."""
         self.leases = Leases(state.policy, now)
         self._probe = Probe(bus, owner, self.leases)
         self.view: TableView[ServiceRecord] = TableView(
@@ -93,7 +97,23 @@ class Watch:
                 return None  # read again: it revives nobody
             self._check_clock(record)
         kind = news(self._state, record)
+        if kind != "registry" and self._unexplained(record.instance_id, record.server):
+            kind = "reading"
         return from_record(kind, record.instance_id, record) if kind else None
+
+    def _unexplained(self, instance: str, info: ServerInfo) -> bool:
+        """Whether a server's index is another than when it was looked at last, and not what the state says it holds.
+
+        While a load or an unload is in flight there nobody can tell, and it is looked at again with the next heartbeat.
+        """
+        server = self._state.servers.get(info.key)
+        if server is None or server.record.instance_id != instance or self._looked_at.get(instance) == info.digest:
+            return False
+        expected = expected_digest(server)
+        if expected is None:
+            return False
+        self._looked_at[instance] = info.digest
+        return info.digest != expected
 
     def _check_clock(self, record: ServiceRecord) -> None:
         skew = record.timestamp / 1000 - time.time()
@@ -133,6 +153,7 @@ class Watch:
             server = by_instance.get(instance)
             if server is None:
                 leases.forget(instance)
+                self._looked_at.pop(instance, None)
             elif age > limit and not server.stale and not server.lost:
                 found.append(Input("stale", subject=server.key))
         return found
