@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magnetar_cli import shown
 from magnetar_common.status import ModelState
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
+from magnetar_scheduler import inputs as i
 from magnetar_scheduler.placement.explain import explain_now
 from tests.support.world import MIB, World, spec
 from tests.unit.test_tenants import placed, told
@@ -109,6 +111,7 @@ def test_it_is_said_for_whom_a_server_is_reserved() -> None:
     turn()
     wish(world, "late", 100)
     assert "1 reserved for a model that has waited longer" in told(world, "default/late")[2]
+    assert shown.servers(world.state)[0]["keptFor"] == ["default/large v1"]
     (explanation,) = explain_now(world.state, "default/late")
     assert [(verdict.server, verdict.rule) for verdict in explanation.servers] == [("local/s0/0", "reserved")]
 
@@ -290,37 +293,86 @@ def test_an_older_log_has_no_reservations_until_it_is_upgraded() -> None:
     assert len(list(waits(world, turn, "large", 60))) <= 4
 
 
-@settings(max_examples=30, deadline=None)
+TROUBLES = ("rescaled", "stale", "shared hosts", "lost", "loads fail", "louder", "drained", "steps")
+
+
+@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_no_model_starves(seed: int) -> None:
-    """Full servers, small ones that come for each place and leave after a while, some that never do, and larger wishes.
+    """Small ones come for each place and leave again, some never do, and larger ones wait; and troubles of several kinds.
 
-    There is always a server that all leave again. In the end each of the larger ones has had its place.
+    There is always a server that all leave again. In the end each of the larger ones has had its place, and no small one
+    has waited longer than half a day.
     """
     rng = Random(seed)
-    world = fleet(*[400] * rng.randint(1, 4))
-    servers = len(world.state.servers)
-    for n in range(servers - 1):
-        if rng.random() < 0.5:
-            wish(world, f"stays-{n}", rng.choice((100, 200)), server=f"s{n}")
-    ends: dict[str, int] = {}
-    names = (f"small-{n}" for n in count())
+    troubles = {each for each in TROUBLES if rng.random() < 0.3}
+    world = World()
+    world.set_policy(load_attempts=1, load_servers=100, rollout_unavailable=1 if "steps" in troubles else 0)
+    servers = [f"s{n}" for n in range(rng.randint(1, 4))]
+    for n, name in enumerate(servers):
+        world.join(name, memory=400 * MIB, host=f"h{n // 2 if 'shared hosts' in troubles else n}")
+    for name in servers[:-1]:
+        if rng.random() < 0.5 and troubles.isdisjoint({"lost", "drained", "shared hosts"}):
+            wish(world, f"stays-{name}", rng.choice((100, 200)), server=name)
     large = [f"large-{n}" for n in range(rng.randint(1, 3))]
     for name in large:
         wish(world, name, rng.choice((300, 400)))
-    done: set[str] = set()
-    for _ in range(24 * 60):
-        while sum(key.startswith("default/small") for key in world.state.waiting) < 4:
-            wish(world, next(names), rng.choice((100, 200)))
-        for key in world.state.models:
-            name = key.removeprefix("default/")
-            if name not in ends and not name.startswith("stays") and serves(world, name):
-                ends[name] = world.at + rng.randint(1, 15) * MINUTE
-                done.update({name} & {*large})
-        if len(done) == len(large):
+    served = _crowd(world, rng, troubles, servers, set(large))
+    assert served == {*large}
+
+
+def _crowd(world: World, rng: Random, troubles: set[str], servers: list[str], large: set[str]) -> set[str]:
+    """Let two days pass, or less once all that are large have served; return those that have."""
+    ends: dict[str, int] = {}
+    names, done = (f"small-{n}" for n in count()), set[str]()
+    for _ in range(2 * 24 * 60):
+        while sum("/small" in key for key in world.state.waiting) < 4:
+            tenant, priority = ("loud", 1) if "louder" in troubles and rng.random() < 0.5 else ("default", 0)
+            world.deploy(spec(next(names), tenant=tenant, memory=rng.choice((100, 200)) * MIB, priority=priority))
+        _obey(world, rng, 0.2 if "loads fail" in troubles else 0.0)
+        for key, model in world.state.models.items():
+            if key not in ends and "/stays" not in key and told(world, key)[0] is ModelState.AVAILABLE:
+                ends[key] = world.at + rng.randint(1, 15) * MINUTE
+                done |= {key.removeprefix("default/")} & large
+            elif "/small" in key and key not in ends and not model.deleted:
+                assert world.at - model.target.at < 12 * 60 * MINUTE, f"{key} waits: {told(world, key)}"
+        if done == large:
             break
+        _trouble(world, rng, troubles, servers, large - done)
         world.pass_time(MINUTE)
-        for name in [name for name, end in ends.items() if end <= world.at]:
-            if f"default/{name}" in world.state.models:
-                leave(world, name)
-    assert done == {*large}
+        for key in [key for key, end in ends.items() if end <= world.at and key in world.state.models]:
+            tenant, name = key.split("/")
+            world.undeploy(name, tenant)
+            world.pass_time(2_000)
+            _obey(world, rng, 0.0)
+    return done
+
+
+def _obey(world: World, rng: Random, failing: float) -> None:
+    for _ in range(50):
+        if not world.state.outstanding:
+            return
+        key = next(iter(world.state.outstanding))
+        loads = world.state.command_of(world.state.outstanding[key]) == "LoadModel"
+        if loads and "small" in key.model and rng.random() < failing:
+            world.fail_load(key)
+        else:
+            world.answer_one(key)
+
+
+def _trouble(world: World, rng: Random, troubles: set[str], servers: list[str], waiting: set[str]) -> None:
+    name = rng.choice(servers)
+    server = world.state.servers[f"local/{name}/0"]
+    if "rescaled" in troubles and waiting:
+        world.scale(rng.randint(1, 2), rng.choice(sorted(waiting)))
+    if "stale" in troubles and rng.random() < 0.2 and server.schedulable:
+        world.feed(i.ReadingStale(server.key))
+    elif server.stale and not server.lost:
+        world.feed(i.ReadingChanged(server.record))
+    if "lost" in troubles and rng.random() < 0.01 and not server.lost:
+        world.lapse(name)
+        world.join(name, incarnation=f"after-{world.at}", memory=400 * MIB, host=server.info.host)
+    if "drained" in troubles and rng.random() < 0.01 and len(servers) > 1:
+        world.drain(name)
+    elif server.key in world.state.cordons and rng.random() < 0.1:
+        world.resume(name)

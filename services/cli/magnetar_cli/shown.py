@@ -60,6 +60,7 @@ def _server(state: State, server: Server) -> Json:
     return {
         **server_to_dict(server),
         "schedulable": server.schedulable,
+        "keptFor": [f"{model} v{generation}" for model, generation in state.quotas.claims.get(server.key, ())],
         "phase": phase(server),
         "unreturned": {"awaited": total(server.awaited.values()), "leaked": total(server.leaked.values())},
         "modelsLeft": len(server.replicas) if server.draining else 0,
@@ -125,7 +126,7 @@ UNRETURNED: Columns = {
 SERVERS: Columns = {
     "server": lambda row: row["key"],
     "state": _state,
-    "schedulable": lambda row: "yes" if row["schedulable"] else "no",
+    "schedulable": lambda row: ", kept for ".join(["yes" if row["schedulable"] else "no", *row["keptFor"]]),
     "runtime": lambda row: " ".join(_runtime(row["record"]["server"])),
     "host": lambda row: row["record"]["server"]["host"],
     "address": lambda row: f"{row['record']['address']['host']}:{row['record']['address']['port']}",

@@ -144,11 +144,12 @@ def _room(state: State, version: Version, server: Server, *, alone: bool = False
         state: has the books.
         version: whose devices count.
         server: any.
-        alone: as if nothing were there that came after the version, nor what is to give its memory back.
+        alone: as if nothing of other models were there that came after it, nor what is to give its memory back.
     """
     spec, info, freed, booked, held = version.spec, server.info, Counter[str](), server.booked, len(server.replicas)
     for neighbour in state.fleet.neighbours(state, server) if alone else ():
-        later = [replica for replica in neighbour.replicas.values() if replica.position > version.position]
+        there = [replica for replica in neighbour.replicas.values() if replica.model != spec.key]
+        later = [replica for replica in there if replica.position > version.position]
         held -= len(later) if neighbour is server else 0
         for booking in (booking for each in (*later, *neighbour.awaited.values()) for booking in each.bookings):
             freed[booking.device] += booking.bytes
