@@ -24,6 +24,16 @@ SHORTEST_MEMORY_MS = 3_600_000
 """With less memory of requests than this (ms) a signed one could not be told from its replay by clocks that differ."""
 
 
+SHORTEST_RESERVATION_MS = 10_000
+"""More often than this (ms) the log would be full of reservations."""
+
+
+def _not_too_soon(value: int) -> int:
+    if 0 < value < SHORTEST_RESERVATION_MS:
+        raise ValueError(f"{value} is neither 0, for never, nor at least {SHORTEST_RESERVATION_MS}")
+    return value
+
+
 def _public_key(value: str) -> str:
     try:
         key = base64.b64decode(value, validate=True)
@@ -87,7 +97,7 @@ class Policy(Wire):
         anti_affinity: what replicas of a version do not share: ``server`` = a server, which they never do; ``host`` = nor a
             host; ``soft`` = nor a host, unless only hosts that have one are left.
         reserve_after_ms: a version that is as old as this, and waits where others came after it, has what becomes free on
-            a server reserved for it; 0 = never.
+            a server reserved for it; 0 = never, or at least 10 s.
     """
 
     heartbeat_ms: _Interval = 3_000
@@ -122,7 +132,7 @@ class Policy(Wire):
     loads_per_server: Annotated[int, Field(ge=0, le=10_000), Later] = 0
     loads_in_cluster: Annotated[int, Field(ge=0, le=1_000_000), Later] = 0
     anti_affinity: Annotated[Literal["server", "soft", "host"], Later] = "soft"
-    reserve_after_ms: Annotated[_Duration, Later] = 600_000
+    reserve_after_ms: Annotated[_Duration, AfterValidator(_not_too_soon), Later] = 600_000
 
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> "Policy":

@@ -69,7 +69,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "load_servers": (2, 3),
     "load_timeout_ms": (5_000, 15_000),
     "rollout_unavailable": (0, 0, 1),
-    "reserve_after_ms": (2_000, 20_000, 600_000),
+    "reserve_after_ms": (10_000, 20_000, 600_000),
 }
 """What differs from run to run."""
 

@@ -8,6 +8,7 @@ from magnetar_common.state import ReplicaKey
 from magnetar_common.status import ModelState, ModelStatus, model_status
 from magnetar_events import facts as f
 from magnetar_scheduler import inputs as i
+from magnetar_scheduler import pending
 from tests.support.world import MIB, World, spec
 
 IRIS = "default/iris"
@@ -248,6 +249,21 @@ def test_on_a_new_server_what_failed_and_what_waits_have_their_turns(failed: int
     there = {key.removeprefix("default/") for key, _ in world.state.servers["local/b/0"].replicas}
     assert there == {"iris" if failed >= waiting else "waits"}
     assert world.state.models[IRIS].target.failed is None
+
+
+def test_what_failed_is_among_what_is_still_to_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One entry tries one kind: while another that fits nowhere comes first, there is more to try after it."""
+    monkeypatch.setattr(pending, "COMPARISONS", 1)
+    world = with_servers("a")
+    world.deploy(spec(memory=800 * MIB))
+    go_on(world)
+    world.deploy(spec("nowhere", memory=5_000 * MIB, priority=9))
+    world.cordon("a")
+    world.join("b")
+    assert world.state.revivable() == [IRIS]
+    assert pending.more_to_try(world.state, 1)
+    assert not pending.more_to_try(world.state, 2)
+    assert any(isinstance(fact, f.VersionRevived) for fact in world.feed(i.Continue(1), settle=False))
 
 
 def test_an_old_version_is_placed_though_all_that_is_like_the_new_one_fits_nowhere() -> None:

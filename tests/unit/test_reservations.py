@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from magnetar_cli import shown
 from magnetar_common.status import ModelState
@@ -110,7 +111,7 @@ def test_it_is_said_for_whom_a_server_is_reserved() -> None:
     assert "what becomes free on local/s0/0 is reserved for it" in told(world, "default/large")[2]
     turn()
     wish(world, "late", 100)
-    assert "1 reserved for a model that has waited longer" in told(world, "default/late")[2]
+    assert "1 reserved for a model that was overtaken there" in told(world, "default/late")[2]
     assert shown.servers(world.state)[0]["keptFor"] == ["default/large v1"]
     (explanation,) = explain_now(world.state, "default/late")
     assert [(verdict.server, verdict.rule) for verdict in explanation.servers] == [("local/s0/0", "reserved")]
@@ -272,6 +273,99 @@ def test_for_a_version_that_another_replaces_nothing_is_reserved_any_more() -> N
     assert [fact.model for fact in world.of_kind(f.ServerReserved)].count("default/large") == 1
 
 
+def test_where_replicas_live_for_days_it_is_reserved_for_longer_each_time() -> None:
+    """Four of 100 MiB on the server live for two days each, and others wait for each place: never two are free at once."""
+    world = fleet(400)
+    ends: dict[str, int] = {}
+    names = (f"small-{n}" for n in count())
+    for hour in range(30 * 24):
+        while len(ends) < 6:
+            name = next(names)
+            wish(world, name, 100)
+            ends[name] = world.at + 48 * 60 * MINUTE - (12 * 60 * MINUTE * len(ends) if not hour else 0)
+        if hour == 1:
+            wish(world, "large")
+        if hour > 1 and serves(world, "large"):
+            return
+        world.pass_time(60 * MINUTE)
+        for name in [name for name, end in ends.items() if end <= world.at and serves(world, name)]:
+            leave(world, name)
+            del ends[name]
+    raise AssertionError("it was overtaken for a month")
+
+
+def test_a_server_is_reserved_for_nobody_for_as_long_as_it_was_in_vain() -> None:
+    """Two of them never fit, for one that came later stays: in between small ones are placed."""
+    world = fleet(400)
+    for n in range(4):
+        wish(world, f"before-{n}", 100)
+    for name in ("one", "two"):
+        wish(world, name, 400)
+    leave(world, "before-0")
+    wish(world, "stays", 100)
+    for n in range(1, 4):
+        leave(world, f"before-{n}")
+    held = [0, 0]
+    for _ in range(24 * 60):
+        world.pass_time(MINUTE)
+        wish(world, "knocks", 50)
+        held[bool(reserved(world))] += 1
+        leave(world, "knocks")
+    assert held[False] > 24 * 60 / 3  # the last one may be in its middle
+
+
+def test_a_server_that_is_kept_for_a_floor_is_no_reservation() -> None:
+    """What a tenant waits for below its floor never leaves s1: on s0 the large one has its turn all the same."""
+    world = fleet(200, 400)
+    world.set_tenant("team", floor_replicas=1)
+    wish(world, "stays", 300, server="s1")
+    turn = churn(world, server="s0")
+    wish(world, "floor", 400, tenant="team", server="s1")
+    wish(world, "large", server="s0")
+    assert len(list(waits(world, turn, "large", 60))) <= PATIENCE // MINUTE + 4
+
+
+@pytest.mark.parametrize("limit", ["loads_in_cluster", "loads_per_server"])
+def test_a_limit_of_loads_hides_nobody_that_was_overtaken(limit: str) -> None:
+    """Whenever there is something to look at a load is in progress: of the one that has just been placed."""
+    world = fleet(200, 200, **{limit: 1})
+    turn = churn(world)
+    wish(world, "large")
+    assert len(list(waits(world, turn, "large", 120))) < 60
+
+
+def test_of_many_that_can_each_be_on_one_server_only_a_few_have_one_reserved() -> None:
+    world = fleet(*[200] * 20)
+    for n in range(20):
+        wish(world, f"one-{n}", 100, server=f"s{n}")
+        wish(world, f"two-{n}", 100, server=f"s{n}")
+        wish(world, f"large-{n}", server=f"s{n}")
+        for name in (f"one-{n}", f"two-{n}"):
+            leave(world, name)
+            wish(world, name, 100, server=f"s{n}")
+    world.pass_time(PATIENCE)
+    leave(world, "one-0")
+    wish(world, "any", 100)
+    assert len(reserved(world)) == 1
+
+
+def test_what_a_lying_agent_makes_of_its_server_is_in_bounds() -> None:
+    """What it says that it holds is booked, far beyond what any number in the log can be."""
+    huge = 2**53 - 1
+    world = World()
+    rec = world.join("s0", memory=huge)
+    world.deploy(spec("first", memory=huge))
+    world.answer()
+    world.deploy(spec("large", memory=huge))
+    names = [f"m{n}" for n in range(1_100)]
+    for name in names:
+        world.deploy(spec(name, memory=huge))
+    world.inventory(rec, tuple((f"default/{name}", 1) for name in ("first", *names)))
+    world.pass_time(PATIENCE)
+    leave(world, "first")
+    assert world.replayed() == world.state
+
+
 def test_the_policy_ends_it() -> None:
     world = fleet(200)
     turn = churn(world)
@@ -280,6 +374,12 @@ def test_the_policy_ends_it() -> None:
     world.set_policy(reserve_after_ms=0)
     world.pass_time(PATIENCE)
     assert reserved(world) == []
+
+
+@pytest.mark.parametrize("milliseconds", [1, 9_999])
+def test_a_time_that_would_fill_the_log_is_refused(milliseconds: int) -> None:
+    with pytest.raises(ValidationError, match=f"{milliseconds} is neither 0, for never, nor at least 10000"):
+        Policy(reserve_after_ms=milliseconds)
 
 
 def test_an_older_log_has_no_reservations_until_it_is_upgraded() -> None:

@@ -15,6 +15,7 @@ from magnetar_common.transitions import R
 from magnetar_events import ModelEvent
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
+from magnetar_events.records import Device
 from magnetar_events.requests import DeleteTenant, SetTenant
 from magnetar_events.tenants import Tenant
 from magnetar_scheduler import floors
@@ -434,3 +435,28 @@ def test_the_highest_load_goes_first_and_is_looked_at_after_each_turn() -> None:
     world.deploy(of("team", "none", memory=100 * MIB))
     # 1 for none, then 4 for 1 and 4 for 2; after that both stand at 4 for 3, and the older goes on.
     assert freed(world) == ["team/none", "team/few", "team/few", "team/most"]
+
+
+@pytest.mark.parametrize("how", ["lost", "drains"])
+def test_what_is_gone_is_replaced_once_also_where_more_are_wanted_than_there_were(how: str) -> None:
+    """Of three two had room; the servers that came later are kept for a tenant below its floor. One of the two is gone."""
+    world = World()
+    world.set_tenant("team", floor_replicas=4)
+    for name in ("s0", "s1"):
+        world.join(name, memory=100 * MIB)
+    world.deploy(of("default", "m", replicas=3))
+    world.answer()
+    world.deploy(of("team", "waits", memory=200 * MIB, replicas=4))
+    for name in ("t0", "t1", "t2"):  # strangers have half of it
+        free = Device(uuid="cpu", kind="cpu", total=300 * MIB, free=150 * MIB, largest_free=150 * MIB)
+        world.join(name, devices=(free,))
+    world.at += 1_000
+    if how == "lost":
+        world.lapse("s0")
+    else:
+        world.drain("s0")
+    world.at += 1_000
+    world.answer()
+    there = [replica.server for replica in world.state.models["default/m"].replicas.values() if replica.live]
+    assert len(there) == 2
+    assert "local/s1/0" in there

@@ -146,3 +146,13 @@ def test_after_a_load_less_memory_is_news(watch: Watch, world: World) -> None:
     assert beats(world, watch, iris, free=999 * MIB) == [""]
     assert beats(world, watch, iris, iris, free=990 * MIB) == ["reading", ""]
     assert beats(world, watch, iris, free=980 * MIB) == [""]
+
+
+def test_an_index_is_looked_at_again_once_the_state_says_something_else(watch: Watch, world: World) -> None:
+    """Loaded and dropped between two heartbeats: both say the same, and what was right before is not now."""
+    assert beats(world, watch, index_of()) == [""]
+    world.deploy(spec("iris", server="a"))
+    world.at += 1_000
+    world.answer()
+    assert beats(world, watch, index_of(), index_of()) == ["reading", ""]
+    assert "local/a/0" in world.state.asked

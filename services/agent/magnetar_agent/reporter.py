@@ -48,8 +48,8 @@ class Reporter:
         self._envelope = envelope
         self._overflowed = overflowed
         self._waiting: deque[AgentEvent] = deque()
-        self._begun: dict[int, tuple[float, ReportKind]] = {}
-        """Position of a command → when it is to be said that it was taken up (monotonic seconds), and how."""
+        self._begun: dict[object, tuple[float, ReportKind]] = {}
+        """Command → when it is to be said that it was taken up (monotonic seconds), and how."""
         self._changed = threading.Condition()
         self._closing = False
         self.dropped = 0
@@ -67,7 +67,7 @@ class Reporter:
     def report(self, report: ReportKind) -> int:
         """Queue a report; return its number."""
         with self._changed:
-            self._begun.pop(getattr(report, "position", -1), None)
+            self._begun.pop(_command_of(report), None)
             self._queue(report)
             self._changed.notify_all()
             return self.number
@@ -75,7 +75,7 @@ class Reporter:
     def begun(self, report: ModelLoading | ModelUnloading) -> None:
         """Queue a report in a while, unless what it says has begun is over by then."""
         with self._changed:
-            self._begun[report.position] = (time.monotonic() + BEGUN_S, report)
+            self._begun[_command_of(report)] = (time.monotonic() + BEGUN_S, report)
             self._changed.notify_all()
 
     def check(self) -> tuple[bool, str]:
@@ -134,10 +134,10 @@ class Reporter:
     def _until_begun(self) -> float | None:
         """Queue what has begun and lasts; return the seconds until there may be more, None if there is none."""
         now = time.monotonic()
-        for position, (due, report) in list(self._begun.items()):
+        for command, (due, report) in list(self._begun.items()):
             if due > now:
                 return due - now
-            del self._begun[position]
+            del self._begun[command]
             self._queue(report)
         return 0 if self._waiting else None
 
@@ -185,3 +185,8 @@ class Reporter:
 def key_of(event: AgentEvent) -> str:
     """Return the key of a report's message: the model that it is about, else the server."""
     return getattr(event.report, "model", "") or event.server_key
+
+
+def _command_of(report: ReportKind) -> object:
+    """Return what names the command that a report answers: of those in one entry all have its position."""
+    return tuple(getattr(report, name, None) for name in ("position", "model", "generation"))

@@ -122,7 +122,12 @@ class Draft:
     @property
     def full(self) -> bool:
         """Whether the entry is large enough, or took long enough: what is left to do is left pending, for the next one."""
-        return self._size > BUDGET or self.looked > LOOKED
+        return self.large or self.looked > LOOKED
+
+    @property
+    def large(self) -> bool:
+        """Whether the entry is large enough."""
+        return self._size > BUDGET
 
     def model(self, key: str) -> Model | None:
         """Return the model as it is after the facts so far. The copy is for reading: change it by ``emit``."""

@@ -4,10 +4,11 @@ A server stands for its memory, and servers of a host share it: what is kept on 
 """
 
 from collections.abc import Mapping
+from math import inf
 
 from magnetar_common.quotas import TENANT_FLOOR
-from magnetar_common.state import Model, Server, Version
-from magnetar_common.transitions import R
+from magnetar_common.state import Model, Server, State, Version
+from magnetar_common.transitions import ON_ITS_WAY, R
 from magnetar_events.models import ModelSpec
 from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.floors import Place, kept_for_others
@@ -57,20 +58,24 @@ def but_for_replacements(kept: Kept) -> Kept:
     return {place: rule for place, rule in kept.items() if rule == CLAIMED}
 
 
-def replaces(model: Model, version: Version) -> bool:
-    """Whether one more replica is nothing more than its tenant had: it replaces one that is lost, drains, or made room.
+def replaces(state: State, model: Model, version: Version) -> bool:
+    """Whether one more replica is nothing more than its tenant had: it replaces one that is lost or drains.
 
-    Each is replaced once: what is on its way counts for one of them.
+    Each is replaced once. What is on its way counts for one of them, and so does what came since.
     """
-    gone = arriving = there = full = 0
-    for replica in model.replicas.values():
-        there += replica.live
-        if replica.generation == version.generation:
-            gone += replica.state is R.LOST or replica.draining
-            arriving += replica.live and replica.state is not R.AVAILABLE
-    for each in model.versions.values():
-        full = max(full, each.full)
-    return gone > arriving or there < full
+    lost, drains, gone = (inf, inf), inf, 0
+    for replica in model.of(version.generation):
+        if replica.state is R.LOST:
+            gone, lost = gone + 1, min(lost, (replica.since, replica.position))
+        elif replica.draining:
+            order = state.cordons.get(replica.server)
+            gone, drains = gone + 1, min(drains, order.position if order is not None else inf)
+    came = sum(
+        replica.state in ON_ITS_WAY or replica.position > drains or (replica.since, replica.position) > lost
+        for replica in model.of(version.generation)
+        if replica.live
+    )
+    return gone > came
 
 
 def _against(draft: Draft, version: Version, claim: Version) -> str:

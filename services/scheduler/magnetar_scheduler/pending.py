@@ -113,7 +113,7 @@ def on_continue(draft: Draft, source: Continue) -> None:
     if draft.full or len(unsettled) >= piece:
         return
     _retry(draft, piece, source.skip)
-    if not (draft.full or source.skip):
+    if not source.skip:
         reserve(draft)
 
 
@@ -124,8 +124,9 @@ def tries(state: State) -> int:
 
 
 def more_to_try(state: State, tried: int) -> bool:
-    """Whether more than so many models, or kinds of them, wait for room."""
-    return len(state.waiting) > tried and len({_tried_as(state, state.models[key]) for key in state.waiting}) > tried
+    """Whether more than so many models, or kinds of them, wait for room or failed and may now work."""
+    keys = {*state.waiting, *state.revivable()}
+    return len(keys) > tried and len({_tried_as(state, state.models[key]) for key in keys}) > tried
 
 
 def _retry(draft: Draft, piece: int, skip: int) -> None:
@@ -153,7 +154,7 @@ def _retry(draft: Draft, piece: int, skip: int) -> None:
         if draft.full or number >= end:
             return
         fits = False
-        if number < skip or (key not in failed and like in hopeless and _is_hopeless_too(model)):
+        if number < skip or (key not in failed and like in hopeless and _is_hopeless_too(state, model)):
             continue
         before, why = len(draft.facts), "room was found"
         for generation in (draft.seen(key) or model).revivable(state.newest) if key in failed else ():
@@ -185,14 +186,14 @@ def _tried_as(state: State, model: Model) -> object:
     return model.key if own else _like(state, target)
 
 
-def _is_hopeless_too(model: Model) -> bool:
+def _is_hopeless_too(state: State, model: Model) -> bool:
     """Whether a model has nothing that one of its like that fits nowhere may not have had, and lacks something at all.
 
     That is an old version that can make room, a server that others have left for it, or something lost to replace, which
     no floor keeps a server from.
     """
     target = model.target
-    if len(model.kept()) > 1 or target.claim or replaces(model, target):
+    if len(model.kept()) > 1 or target.claim or replaces(state, model, target):
         return False
     return target.failed is not None or model.missing(model.generation) > 0
 

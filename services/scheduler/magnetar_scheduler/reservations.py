@@ -5,8 +5,8 @@ to one of those. A version was overtaken on a server where it would fit if nothi
 it is as old as the policy's ``reserveAfterMs`` the one of these servers where the least has still to leave is reserved for it.
 
 It stays reserved as long as more becomes free there, and again for as long as that went on. Where nothing does it is over: for
-as long as it lasted others have the server, and then the version has the next one in that order, for longer. So a wish that
-never fits holds nobody up, and no wish depends on a server whose replicas never leave.
+as long as it lasted the server is reserved for nobody, and then the version has the next one in that order, for longer. So a
+wish that never fits holds nobody up for ever, and no wish depends on a server whose replicas never leave.
 """
 
 from collections import Counter
@@ -21,20 +21,27 @@ from magnetar_scheduler.draft import Draft
 from magnetar_scheduler.kept import rule_of
 from magnetar_scheduler.placement.ask import Ask
 from magnetar_scheduler.placement.filters import Sieve
+from magnetar_scheduler.placement.filters.loads import LOADS
 from magnetar_scheduler.placement.site import Site
 from magnetar_scheduler.preemption import ROOM, could_do
 
 SHARE = 20
-"""One in so many of the servers that could hold a version is reserved at a time, and always one may be."""
+"""One in so many of all servers, and of those that could hold a version, is reserved at a time; and always one may be."""
 
-LONGEST = 24
-"""A reservation to which nothing more becomes free lasts so many times ``reserveAfterMs``, at most."""
+LONGEST = 144
+"""A reservation to which nothing more becomes free lasts so many times ``reserveAfterMs``, at most: a day of ten minutes."""
+
+DOUBLINGS = LONGEST.bit_length()
+"""From this attempt on it lasts longest; until then twice as long each time."""
 
 LOOKS = 300
 """Servers that one entry looks at for who was overtaken, or all of them once: some milliseconds."""
 
-FREED = ROOM | {"largest-block"}
+OF_ROOM = ROOM | {"largest-block"}
 """Rules that turn a server down for what is on it."""
+
+PASSING = LOADS | {"busy"}
+"""Rules that stop applying by themselves: they hide whether there is room, and are no reason against a server."""
 
 
 class _Waiting(NamedTuple):
@@ -45,19 +52,28 @@ class _Waiting(NamedTuple):
     generation: int
 
 
+class _Held(NamedTuple):
+    """Servers that are reserved, and those that were in vain not long ago."""
+
+    now: set[str]
+    before: set[str]
+
+
 def reserve(draft: Draft) -> None:
     """Reserve servers for versions that were overtaken. Of very many that wait some are looked at, others the next time."""
     if not draft.policy.reserve_after_ms or draft.state.version < SINCE[f.ServerReserved]:
         return
-    queue, looks = sorted(_queue(draft)), max(1, LOOKS // max(1, len(draft.state.servers)))
+    held = _Held(set(), set())
+    queue, looks = sorted(_queue(draft, held)), max(1, LOOKS // max(1, len(draft.state.servers)))
     if len(queue) > looks:
         first = draft.state.position % len(queue)
         queue = (queue[first:] + queue[:first])[:looks]
+    most = max(1, len(draft.state.fleet.rooms(draft.state)) // SHARE)
     for each in queue:
         model = draft.model(each.model)
-        if draft.full or model is None:
+        if draft.large or model is None or len(held.now) >= most:
             return
-        _reserve(draft, model, model.versions[each.generation])
+        _reserve(draft, model, model.versions[each.generation], held)
 
 
 def look_again(draft: Draft, model: Model, version: Version) -> None:
@@ -65,7 +81,7 @@ def look_again(draft: Draft, model: Model, version: Version) -> None:
     last, state = version.reservation, draft.state
     assert last is not None
     server = state.servers.get(last.server)
-    free = _room(state, version, server) if server is not None else -1
+    free = _free(version, _rooms(state, version, server)) if server is not None else -1
     if free > last.free and draft.policy.reserve_after_ms and version.refused and version.generation in model.kept():
         due = draft.at + max(_hold(draft.policy, last.attempt), draft.at - last.since)
         draft.emit(f.ServerReserved(model.key, version.generation, last.server, free, last.attempt, last.since, due))
@@ -74,22 +90,31 @@ def look_again(draft: Draft, model: Model, version: Version) -> None:
 
 
 def _hold(policy: Policy, attempt: int) -> int:
-    return policy.reserve_after_ms * min(attempt, LONGEST)
+    return policy.reserve_after_ms * (2 ** (attempt - 1) if 0 < attempt < DOUBLINGS else LONGEST)
 
 
-def _queue(draft: Draft) -> list[_Waiting]:
-    """Return the versions that wait for room, are old enough, and have nothing reserved."""
-    found, policy = list[_Waiting](), draft.policy
+def _queue(draft: Draft, held: _Held) -> list[_Waiting]:
+    """Return the versions that wait for room, are old enough, and have nothing reserved; take note of what is held."""
+    found = list[_Waiting]()
     for key in draft.state.waiting:
         model = draft.seen(key)
         for version in [model.versions[generation] for generation in model.kept()] if model is not None else ():
-            last, since, due = version.reservation, version.at, version.at + policy.reserve_after_ms
-            if version.refused is None or (version.claim and not (version.reserved and _is_gone(draft, version.claim))):
+            if version.refused is None:
+                continue
+            last, since, due = version.reservation, version.at, version.at + draft.policy.reserve_after_ms
+            if version.claim and not (version.reserved and _is_gone(draft, version.claim)):
+                if version.reserved:
+                    held.now.add(version.claim)
                 continue
             if last is not None:
-                since = last.due
-                due = 0 if version.claim or _got_one(model, version, last) else since + _hold(policy, last.attempt)
-            if due <= draft.at and not FREED.isdisjoint(count.rule for count in version.refused.refusals):
+                since, due = (
+                    last.due,
+                    0 if version.claim or _got_one(version, model, last) else 2 * last.due - last.since,
+                )
+                if due > draft.at:
+                    held.before.add(last.server)
+            rules = {count.rule for count in version.refused.refusals}
+            if due <= draft.at and not (OF_ROOM | PASSING).isdisjoint(rules):
                 found.append(_Waiting(since, key, version.generation))
     return found
 
@@ -99,46 +124,56 @@ def _is_gone(draft: Draft, key: str) -> bool:
     return server is None or server.lost or server.closed
 
 
-def _got_one(model: Model | None, version: Version, last: f.ServerReserved) -> bool:
+def _got_one(version: Version, model: Model | None, last: f.ServerReserved) -> bool:
     return model is not None and (version.generation, last.server) in model.replicas
 
 
-def _reserve(draft: Draft, model: Model, version: Version) -> None:
-    servers, last = _overtaken(draft, model, version), version.reservation
+def _reserve(draft: Draft, model: Model, version: Version, held: _Held) -> None:
+    servers, last = _overtaken(draft, model, version, held), version.reservation
     if servers:
-        attempt = 1 if last is None or _got_one(model, version, last) else last.attempt + 1
+        attempt = 1 if last is None or _got_one(version, model, last) else last.attempt + 1
         free, server = servers[(attempt - 1) % len(servers)]
         due = draft.at + _hold(draft.policy, attempt)
         draft.emit(f.ServerReserved(model.key, version.generation, server, -free, attempt, draft.at, due))
+        held.now.add(server)
 
 
-def _overtaken(draft: Draft, model: Model, version: Version) -> list[tuple[int, str]]:
+def _overtaken(draft: Draft, model: Model, version: Version, held: _Held) -> list[tuple[int, str]]:
     """Return (bytes free, below zero; server) of those where a version was overtaken, the most free first.
 
     None if it need not wait, or if as many servers as may be are reserved of those that could hold it.
     """
     ask, state = Ask(draft, model, version), draft.state
     ask.apart = ask.apart and draft.policy.anti_affinity != "soft"
-    sieve, found, could, reserved = Sieve(ask), list[tuple[int, str]](), 0, 0
-    if sieve.against_all():
+    sieve, found, could = Sieve(ask), list[tuple[int, str]](), list[str]()
+    if sieve.against_all() not in ("", *LOADS):
         return []
     for key in state.fleet.rooms(state):
         server = state.servers[key]
-        rule = sieve.against(Site(ask, server))
-        if not rule:
-            return []
-        if rule not in FREED or not could_do(ask, server):
+        rule = sieve.against_class(state.fleet.pool_of(server).kind) or sieve.against_site(Site(ask, server))
+        if (rule and rule not in OF_ROOM and rule not in PASSING) or not could_do(ask, server):
             continue
-        could += 1
-        if rule_of(ask.kept, server, version.spec):
-            reserved += 1
-        elif _room(state, version, server, alone=True) >= version.size:
-            found.append((-_room(state, version, server), key))
-    return sorted(found) if reserved < max(1, could // SHARE) else []
+        could.append(key)
+        rooms = _rooms(state, version, server)
+        if not rule or (rule in PASSING and min(rooms, default=-1) >= version.size):
+            return []
+        alone = _rooms(state, version, server, alone=True)
+        if (
+            min(alone, default=-1) >= version.size
+            and key not in held.before
+            and not rule_of(ask.kept, server, ask.spec)
+        ):
+            found.append((-_free(version, rooms), key))
+    return sorted(found) if len(held.now.intersection(could)) < max(1, len(could) // SHARE) else []
 
 
-def _room(state: State, version: Version, server: Server, *, alone: bool = False) -> int:
-    """Return the bytes per device that a replica of a version could have on a server before this draft; -1 = none.
+def _free(version: Version, rooms: list[int]) -> int:
+    """Return how much of what a replica needs is free, in bytes per device; -1 = it could not be there."""
+    return sum(max(0, min(room, version.size)) for room in rooms) // len(rooms) if rooms else -1
+
+
+def _rooms(state: State, version: Version, server: Server, *, alone: bool = False) -> list[int]:
+    """Return the bytes that a replica could have on each of its devices on a server before this draft; none = it could not.
 
     Args:
         state: has the books.
@@ -157,6 +192,6 @@ def _room(state: State, version: Version, server: Server, *, alone: bool = False
     devices, count = suited_devices(server, spec.devices, spec.gpu_types), spec.devices or 1
     rooms = sorted((room_on(state, server, device) + freed[device.uuid] for device in devices), reverse=True)
     if len(rooms) < count or 0 < info.max_models <= held:
-        return -1
+        return []
     promised = info.memory_bytes * (100 + info.over_commit_percent) // 100
-    return min(rooms[count - 1], (promised - booked) // count) if promised else rooms[count - 1]
+    return [min(room, (promised - booked) // count) if promised else room for room in rooms[:count]]

@@ -10,12 +10,11 @@ Steps came with fold version 2. In an older log a version waits until all of it 
 
 from collections.abc import Iterable
 
-from magnetar_common.quotas import TENANT_FLOOR, TENANT_QUOTA
+from magnetar_common.quotas import TENANT_QUOTA
 from magnetar_common.state import Model, Replica, Version
 from magnetar_common.transitions import LEAVING, ON_ITS_WAY, R
 from magnetar_events import facts as f
 from magnetar_scheduler.draft import Draft
-from magnetar_scheduler.kept import RESERVED
 from magnetar_scheduler.leaving import let_go, order_of_leaving
 from magnetar_scheduler.placement import Placed, place, rule_against
 from magnetar_scheduler.placement.filters.loads import LOADS
@@ -201,10 +200,9 @@ def _least(draft: Draft, model: Model) -> int:
 
 
 def _makes_room(draft: Draft, model: Model, target: Version, replica: Replica) -> bool:
-    """Whether the wanted version can have a replica's place once that is gone, which nobody else is kept: see ``replaces``."""
+    """Whether the wanted version can have a replica's place once that is gone."""
     with draft.without(replica):
-        rule = rule_against(draft, model, target, draft.state.servers[replica.server])
-        return rule in ("", TENANT_FLOOR, RESERVED)
+        return not rule_against(draft, model, target, draft.state.servers[replica.server])
 
 
 def _makes_room_elsewhere(draft: Draft, model: Model, target: Version, replica: Replica) -> bool:

@@ -56,8 +56,9 @@ class Watch:
     ) -> None:
         self._state = state
         self._skewed: set[str] = set()
-        self._looked_at: dict[str, str] = {}
-        """Instance → the last digest of its index that was compared with the state."""
+        self._looked_at: dict[str, tuple[str, int, int]] = {}
+        """Instance → the digest of its index that was last compared with the state, and how that was: how many replicas, and
+        when the last of them changed."""
         self.leases = Leases(state.policy, now)
         self._probe = Probe(bus, owner, self.leases)
         self.view: TableView[ServiceRecord] = TableView(
@@ -102,17 +103,18 @@ class Watch:
         return from_record(kind, record.instance_id, record) if kind else None
 
     def _unexplained(self, instance: str, info: ServerInfo) -> bool:
-        """Whether a server's index is another than when it was looked at last, and not what the state says it holds.
+        """Whether a server's index is not what the state says it holds, if either is another than when last looked at.
 
         While a load or an unload is in flight there nobody can tell, and it is looked at again with the next heartbeat.
         """
         server = self._state.servers.get(info.key)
-        if server is None or server.record.instance_id != instance or self._looked_at.get(instance) == info.digest:
+        if server is None or server.record.instance_id != instance:
             return False
-        expected = expected_digest(server)
-        if expected is None:
+        replicas = server.replicas.values()
+        now = (info.digest, len(replicas), max((replica.since for replica in replicas), default=0))
+        if self._looked_at.get(instance) == now or (expected := expected_digest(server)) is None:
             return False
-        self._looked_at[instance] = info.digest
+        self._looked_at[instance] = now
         return info.digest != expected
 
     def _check_clock(self, record: ServiceRecord) -> None:

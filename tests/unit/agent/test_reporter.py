@@ -74,6 +74,16 @@ def test_that_something_begun_is_said_of_what_lasts(bench: Bench, monkeypatch: p
     assert bench.heard() == [(1, "other"), (2, "ModelLoaded"), (3, "ModelLoading")]
 
 
+def test_commands_of_one_entry_have_each_their_own_begun(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have its position: one that is over soon says nothing of the others."""
+    monkeypatch.setattr(reporters, "BEGUN_S", 0.2)
+    for name in ("long", "short", "long-too"):
+        bench.reporter.begun(ModelLoading(model=f"default/{name}", generation=1, position=7))
+    bench.reporter.report(ModelLoaded(model="default/short", generation=1, position=7))
+    eventually(lambda: len(bench.heard()) == 3)
+    assert bench.heard() == [(1, "ModelLoaded"), (2, "ModelLoading"), (3, "ModelLoading")]
+
+
 def test_outage_loses_nothing_and_keeps_the_order(bench: Bench) -> None:
     """What is said meanwhile waits; the check says so, and says when it is over."""
     bench.say("before")

@@ -118,7 +118,7 @@ class Search:
         if not self._found and ask.apart and ask.policy.anti_affinity == "soft":
             ask.apart = False
             self._look_around()
-        if not self._found and ask.kept and replaces(ask.model, ask.version):
+        if not self._found and ask.kept and replaces(ask.draft.state, ask.model, ask.version):
             ask.kept = but_for_replacements(ask.kept)
             self._look_around()
         self._found.sort()

@@ -11,7 +11,7 @@ CAP = {TENANT_QUOTA: "not asked, for the tenant is at its cap"}
 KEPT = {
     TENANT_FLOOR: "kept for a tenant that waits below its floor",
     CLAIMED: "being cleared for a model of higher priority",
-    RESERVED: "reserved for a model that has waited longer",
+    RESERVED: "reserved for a model that was overtaken there",
 }
 
 TENANTS = frozenset((*CAP, *KEPT))
