@@ -35,7 +35,7 @@ from magnetar_events.facts import (
     VersionKept,
 )
 
-SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "2e0fc52656124c83"}
+SCHEMAS: dict[int, str] = {1: "60144c1c804ca6e1", 2: "2e0fc52656124c83", 3: "f458a6533a47a022"}
 """Fold version → fingerprint of the released schema that its entries are written with.
 
 ``FOLD_VERSION`` is added when its schema is released; until then it is the current one, and may change.
