@@ -51,8 +51,7 @@ def test_on_the_same_stream_devices_beat_totals(seed: int) -> None:
     ours, theirs, tightest = (small(policy, seed) for policy in ("magnetar", "totals", "packed"))
     assert ours.models == theirs.models > 100
     assert ours.fragmented == ours.futile == ours.gaps == 0
-    fewer = (tightest.placed - ours.placed) * ours.models
-    assert fewer < 6  # a handful, and as often it is the other way round
+    assert ours.placed > tightest.placed - 0.05  # a handful, and as often it is the other way round
     assert theirs.fragmented >= 0.1
     assert ours.placed >= theirs.placed + 0.05
 
