@@ -63,6 +63,7 @@ def test_s01_older_command_that_comes_late_is_not_obeyed(tmp_path: Path) -> None
 def test_an_agent_reports_in_a_schema_that_its_leader_reads(tmp_path: Path, reads: str) -> None:
     """Until it is told, and where it does not know what it is told, that is the first release's: every leader reads it."""
     with staged(tmp_path) as stage:
+        eventually(stage.listen)  # what it says of itself, before anybody asks
         stage.reads = reads
         stage.ask(1)
         stage.hears(InventoryReported, 1)
