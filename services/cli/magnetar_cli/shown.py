@@ -60,7 +60,11 @@ def _server(state: State, server: Server) -> Json:
     return {
         **server_to_dict(server),
         "schedulable": server.schedulable,
-        "keptFor": [f"{model} v{generation}" for model, generation in state.quotas.claims.get(server.key, ())],
+        "keptFor": [
+            f"{model} v{generation}"
+            for neighbour in state.fleet.neighbours(state, server)
+            for model, generation in state.quotas.claims.get(neighbour.key, ())
+        ],
         "phase": phase(server),
         "unreturned": {"awaited": total(server.awaited.values()), "leaked": total(server.leaked.values())},
         "modelsLeft": len(server.replicas) if server.draining else 0,
