@@ -124,8 +124,11 @@ def _judge(model: Model, available: int) -> tuple[ModelState, str, str, bool]:
         state = ModelState.DEGRADED if available and not arriving else ModelState.SCHEDULE_FAILED
         state = ModelState.PROGRESSING if arriving else state
         claim = model.target.claim
-        told = f"; replicas of lower priority leave {claim} for it" if claim else ""
-        told = f"; what becomes free on {claim} is reserved for it" if model.target.reserved else told
+        told = ""
+        if model.target.reserved:
+            told = f"; what becomes free on {claim} is reserved for it"
+        elif claim:
+            told = f"; replicas of lower priority leave {claim} for it"
         are = "is" if refused.missing == 1 else "are"
         reason = (
             f"{refused.missing} of {model.wanted} replicas {are} missing: {_still_so(model, refused.message)}{told}"

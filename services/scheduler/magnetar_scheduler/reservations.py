@@ -40,8 +40,10 @@ LOOKS = 300
 OF_ROOM = ROOM | {"largest-block"}
 """Rules that turn a server down for what is on it."""
 
-PASSING = LOADS | {"busy"}
+FOR_NOW = LOADS | {"busy"}
 """Rules that stop applying by themselves: they hide whether there is room, and are no reason against a server."""
+
+_WORTH_WAITING = OF_ROOM | FOR_NOW
 
 
 class _Waiting(NamedTuple):
@@ -63,8 +65,8 @@ def reserve(draft: Draft) -> None:
     """Reserve servers for versions that were overtaken. Of very many that wait some are looked at, others the next time."""
     if not draft.policy.reserve_after_ms or draft.state.version < SINCE[f.ServerReserved]:
         return
-    held = _Held(set(), set())
-    queue, looks = sorted(_queue(draft, held)), max(1, LOOKS // max(1, len(draft.state.servers)))
+    queue, held = _queue(draft)
+    looks = max(1, LOOKS // max(1, len(draft.state.servers)))
     if len(queue) > looks:
         first = draft.state.position % len(queue)
         queue = (queue[first:] + queue[:first])[:looks]
@@ -93,12 +95,14 @@ def _hold(policy: Policy, attempt: int) -> int:
     return policy.reserve_after_ms * (2 ** (attempt - 1) if 0 < attempt < DOUBLINGS else LONGEST)
 
 
-def _queue(draft: Draft, held: _Held) -> list[_Waiting]:
-    """Return the versions that wait for room, are old enough, and have nothing reserved; take note of what is held."""
-    found = list[_Waiting]()
+def _queue(draft: Draft) -> tuple[list[_Waiting], _Held]:
+    """Return the versions that wait for room, are old enough, and have nothing reserved, in order; and what is held."""
+    found, held = list[_Waiting](), _Held(set(), set())
     for key in draft.state.waiting:
         model = draft.seen(key)
-        for version in [model.versions[generation] for generation in model.kept()] if model is not None else ():
+        if model is None:
+            continue
+        for version in (model.versions[generation] for generation in model.kept()):
             if version.refused is None:
                 continue
             last, since, due = version.reservation, version.at, version.at + draft.policy.reserve_after_ms
@@ -107,16 +111,13 @@ def _queue(draft: Draft, held: _Held) -> list[_Waiting]:
                     held.now.add(version.claim)
                 continue
             if last is not None:
-                since, due = (
-                    last.due,
-                    0 if version.claim or _got_one(version, model, last) else 2 * last.due - last.since,
-                )
+                since, over = last.due, bool(version.claim) or _got_one(version, model, last)
+                due = 0 if over else last.due + (last.due - last.since)
                 if due > draft.at:
                     held.before.add(last.server)
-            rules = {count.rule for count in version.refused.refusals}
-            if due <= draft.at and not (OF_ROOM | PASSING).isdisjoint(rules):
+            if due <= draft.at and not _WORTH_WAITING.isdisjoint(count.rule for count in version.refused.refusals):
                 found.append(_Waiting(since, key, version.generation))
-    return found
+    return sorted(found), held
 
 
 def _is_gone(draft: Draft, key: str) -> bool:
@@ -124,8 +125,8 @@ def _is_gone(draft: Draft, key: str) -> bool:
     return server is None or server.lost or server.closed
 
 
-def _got_one(version: Version, model: Model | None, last: f.ServerReserved) -> bool:
-    return model is not None and (version.generation, last.server) in model.replicas
+def _got_one(version: Version, model: Model, last: f.ServerReserved) -> bool:
+    return (version.generation, last.server) in model.replicas
 
 
 def _reserve(draft: Draft, model: Model, version: Version, held: _Held) -> None:
@@ -151,18 +152,15 @@ def _overtaken(draft: Draft, model: Model, version: Version, held: _Held) -> lis
     for key in state.fleet.rooms(state):
         server = state.servers[key]
         rule = sieve.against_class(state.fleet.pool_of(server).kind) or sieve.against_site(Site(ask, server))
-        if (rule and rule not in OF_ROOM and rule not in PASSING) or not could_do(ask, server):
+        if (rule and rule not in _WORTH_WAITING) or not could_do(ask, server):
             continue
         could.append(key)
         rooms = _rooms(state, version, server)
-        if not rule or (rule in PASSING and min(rooms, default=-1) >= version.size):
+        if not rule or (rule in FOR_NOW and min(rooms, default=-1) >= version.size):
             return []
-        alone = _rooms(state, version, server, alone=True)
-        if (
-            min(alone, default=-1) >= version.size
-            and key not in held.before
-            and not rule_of(ask.kept, server, ask.spec)
-        ):
+        if key in held.before or rule_of(ask.kept, server, ask.spec):
+            continue
+        if min(_rooms(state, version, server, alone=True), default=-1) >= version.size:
             found.append((-_free(version, rooms), key))
     return sorted(found) if len(held.now.intersection(could)) < max(1, len(could) // SHARE) else []
 
