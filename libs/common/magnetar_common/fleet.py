@@ -87,6 +87,11 @@ def room_on(state: State, server: Server, device: Device, free: int | None = Non
     return room + device.total * info.over_commit_percent // 100 if info.over_commit_percent else room
 
 
+def memory_limit(info: ServerInfo) -> int:
+    """Return the bytes for all models together that a server gives, and promises on top; 0 = it says no limit."""
+    return info.memory_bytes * (100 + info.over_commit_percent) // 100
+
+
 Rooms = tuple[int, ...]
 """The bytes per device that one more replica on a server may take at most: in host memory, on its roomiest accelerator, on
 the second roomiest, … So the n-th is the most that a replica which spans n accelerators can have."""
@@ -111,7 +116,7 @@ def _rooms_of(state: State, server: Server) -> Rooms:
             accelerators.append(room_on(state, server, device))
     accelerators.sort(reverse=True)
     if info.memory_bytes:
-        left = info.memory_bytes * (100 + info.over_commit_percent) // 100 - server.booked
+        left = memory_limit(info) - server.booked
         return min(host, left), *(min(room, left // n) for n, room in enumerate(accelerators, 1))
     return host, *accelerators
 

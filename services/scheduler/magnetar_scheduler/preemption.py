@@ -13,7 +13,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from magnetar_common.fleet import suited_devices
+from magnetar_common.fleet import memory_limit, suited_devices
 from magnetar_common.model_folds import PREEMPTED
 from magnetar_common.quotas import NOTHING, Amount, below_floor, minus, plus, stays, tenant_of
 from magnetar_common.state import Model, Replica, ReplicaKey, Server, Version
@@ -247,8 +247,8 @@ def _is_live(replica: Replica) -> bool:
 
 def could_do(ask: Ask, server: Server) -> bool:
     """Whether enough of a server's devices are large enough, and its limit of memory is, were nothing there."""
-    info, whole = server.info, 100 + server.info.over_commit_percent
-    if 0 < info.memory_bytes * whole // 100 < ask.count * ask.size:
+    whole = 100 + server.info.over_commit_percent
+    if 0 < memory_limit(server.info) < ask.count * ask.size:
         return False
     suited = suited_devices(server, ask.spec.devices, ask.spec.gpu_types)
     return sum(device.total * whole // 100 >= ask.size for device in suited) >= ask.count

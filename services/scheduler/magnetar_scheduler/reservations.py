@@ -12,7 +12,7 @@ wish that never fits holds nobody up for ever, and no wish depends on a server w
 from collections import Counter
 from typing import NamedTuple
 
-from magnetar_common.fleet import room_on, suited_devices
+from magnetar_common.fleet import memory_limit, room_on, suited_devices
 from magnetar_common.state import Model, Server, State, Version
 from magnetar_events import facts as f
 from magnetar_events.policy import Policy
@@ -191,5 +191,5 @@ def _rooms(state: State, version: Version, server: Server, *, alone: bool = Fals
     rooms = sorted((room_on(state, server, device) + freed[device.uuid] for device in devices), reverse=True)
     if len(rooms) < count or 0 < info.max_models <= held:
         return []
-    promised = info.memory_bytes * (100 + info.over_commit_percent) // 100
+    promised = memory_limit(info)
     return [min(room, (promised - booked) // count) if promised else room for room in rooms[:count]]

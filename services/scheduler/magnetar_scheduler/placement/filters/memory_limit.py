@@ -1,5 +1,6 @@
 """Not more memory for all models together than the server says that it gives, and promises on top."""
 
+from magnetar_common.fleet import memory_limit
 from magnetar_scheduler.placement.filters.filter import Filter, Scope
 from magnetar_scheduler.placement.site import Site
 
@@ -11,9 +12,8 @@ def against(site: Site) -> str:
     info, ask = site.info, site.ask
     if not info.memory_bytes:
         return ""
-    promised = info.memory_bytes * (100 + info.over_commit_percent) // 100
     booked = site.server.booked + ask.draft.bytes.get(site.key, 0)
-    return "memory-limit" if booked + ask.count * ask.size > promised else ""
+    return "memory-limit" if booked + ask.count * ask.size > memory_limit(info) else ""
 
 
 MEMORY_LIMIT = Filter(Scope.SERVER, RULES, against)
